@@ -1,0 +1,35 @@
+"""Prepares a data set on disk, before anything else starts.
+
+python -m input_pipeline --name=fashion_mnist --data_dir=data [--manual_dir=DIRECTORY]
+"""
+
+import argparse
+import sys
+
+from input_pipeline import prepare
+from input_pipeline.spec import KNOWN
+
+
+def main(arguments: list[str]) -> int:
+    """Returns the exit status: 0, or 2 after one message for the user."""
+    parser = argparse.ArgumentParser(
+        prog="python -m input_pipeline", description="Prepare a data set on disk, through tfds."
+    )
+    parser.add_argument("--name", default="digits", help=", ".join(KNOWN) + ", or any set of tfds")
+    parser.add_argument("--data_dir", required=True, help="directory to prepare it in")
+    parser.add_argument(
+        "--manual_dir", help="directory with the files that you have fetched yourself"
+    )
+    flags = parser.parse_args(arguments)
+    try:
+        found = prepare.ensure(flags.name, flags.data_dir, flags.manual_dir)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+    counts = {split: sum(lengths) for split, lengths in found.shard_lengths.items()}
+    print(f"{flags.name} is prepared in {found.directory}: {counts}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""`digits`: UCI's optical digits as a data set of tfds, embedded here (see README.md)."""

@@ -1,0 +1,140 @@
+"""Prepares data sets on disk through tfds, once, whoever asks first."""
+
+import contextlib
+import fcntl
+import os
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from etils import epath
+
+from input_pipeline import prepared
+from input_pipeline.host import tensorflow
+from input_pipeline.spec import EMBEDDED, KNOWN
+
+REACH_SECONDS = 5.0
+
+
+def ensure(name: str, data_dir: str, manual_dir: str | None = None) -> prepared.Prepared:
+    """Returns the prepared data set, made now if it is not there yet. Safe to call from many
+    processes.
+
+    Args:
+      manual_dir: directory with files that the user has fetched, named as in the data set's URLs.
+
+    Raises:
+      ValueError: unknown name; data that cannot be made here, with what to do.
+    """
+    found = prepared.find(name, data_dir)
+    if found:
+        return found
+    if name == "imagenet2012":
+        raise ValueError(prepared.missing_message(name, data_dir))
+    _make_directory(data_dir)
+    with _lock(name, data_dir):
+        found = prepared.find(name, data_dir)  # another process may have made it while we waited
+        if not found:
+            _build(name, data_dir, manual_dir)
+            found = prepared.find(name, data_dir)
+    assert found is not None, f"tfds prepared {name} somewhere else than in {data_dir}"
+    return found
+
+
+def _make_directory(data_dir: str) -> None:
+    try:
+        epath.Path(data_dir).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(
+            f"dataset.data_dir={data_dir}: cannot be made: {error}; choose another"
+        ) from error
+
+
+@contextlib.contextmanager
+def _lock(name: str, data_dir: str) -> Iterator[None]:
+    """One process at a time prepares `name`. A killed process leaves no lock behind."""
+    if not prepared.is_local(data_dir):
+        yield  # buckets have no locks; tfds's rename still lets one of several win
+        return
+    path = Path(data_dir) / f".{name.replace('/', '.')}.lock"
+    try:
+        file = path.open("w")
+    except OSError as error:
+        raise ValueError(
+            f"dataset.data_dir={data_dir}: cannot be written: {error}; choose another"
+        ) from error
+    with file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _build(name: str, data_dir: str, manual_dir: str | None) -> None:
+    builder = _builder(name, data_dir)
+    if not (manual_dir and _has_files(builder, manual_dir)):
+        _check_reachable(name, list(builder.url_infos or ()), data_dir)
+    import tensorflow_datasets as tfds
+
+    tfds.display_progress_bar(False)
+    builder.download_and_prepare(
+        download_dir=os.path.join(data_dir, "downloads"),
+        download_config=tfds.download.DownloadConfig(manual_dir=manual_dir, try_download_gcs=False),
+    )
+
+
+def _builder(name: str, data_dir: str):
+    tensorflow()
+    import tensorflow_datasets as tfds
+
+    if name in EMBEDDED:
+        from input_pipeline.digits.builder import Digits
+
+        return Digits(data_dir=data_dir)
+    try:
+        return tfds.builder(name, data_dir=data_dir)
+    except (tfds.core.registered.DatasetNotFoundError, ValueError):
+        raise ValueError(  # without tfds's own text, which lists its six hundred data sets
+            f"dataset.name={name}: neither known here ({', '.join(KNOWN)}) nor to tfds; "
+            "check the spelling"
+        ) from None
+
+
+def _has_files(builder, manual_dir: str) -> bool:
+    """Whether every file of the builder's URLs lies in `manual_dir` (tfds checks their sums)."""
+    names = [info.filename for info in (builder.url_infos or {}).values()]
+    return bool(names) and all((epath.Path(manual_dir) / name).exists() for name in names)
+
+
+def _check_reachable(name: str, urls: list[str], data_dir: str) -> None:
+    """Raises ValueError in seconds if a download host is silent (tfds retries for minutes)."""
+    for host in sorted({urlsplit(url).netloc for url in urls}):
+        url = next(url for url in urls if urlsplit(url).netloc == host)
+        reason = _why_unreachable(url)
+        if reason:
+            raise ValueError(
+                f"dataset.name={name}: cannot be downloaded: {host}: {reason}; connect this "
+                f"machine, or fetch "
+                f"the files elsewhere ({', '.join(sorted(urls))}) and run: python -m "
+                f"input_pipeline "
+                f"--name={name} --data_dir={data_dir} --manual_dir=DIRECTORY_OF_THE_FILES"
+            )
+
+
+def _why_unreachable(url: str) -> str | None:
+    """Returns why a HEAD request fails, or None. In a thread: name resolution obeys no timeout."""
+    reason: list[str | None] = [f"no answer in {REACH_SECONDS:g} s"]
+
+    def ask() -> None:
+        try:
+            request = urllib.request.Request(url, method="HEAD")
+            with urllib.request.urlopen(request, timeout=REACH_SECONDS):
+                reason[0] = None
+        except (OSError, urllib.error.URLError) as error:
+            reason[0] = str(error)
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(REACH_SECONDS)
+    return reason[0]

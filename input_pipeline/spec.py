@@ -1,0 +1,174 @@
+"""What a data set is, and what a user may choose about it. No TensorFlow here."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+
+from input_pipeline import prepared
+
+
+@dataclass(frozen=True)
+class DatasetSpec:
+    """The facts of a data set that model, schedule and step need.
+
+    `image_shape` is (height, width, channels) as fed to the model; `mean` and `std`, one value a
+    channel, are in pixel units 0..255.
+    """
+
+    name: str
+    n_train_examples: int
+    n_eval_examples: int
+    n_classes: int
+    image_shape: tuple[int, int, int]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+def _unit(*values: float) -> tuple[float, ...]:
+    return tuple(255 * value for value in values)
+
+
+# Mean and deviation: imagenet2012 as in the MLPerf submissions; the others over their training
+# images, as commonly published for pixels in 0..1.
+KNOWN = {
+    spec.name: spec
+    for spec in (
+        DatasetSpec("digits", 1437, 360, 10, (8, 8, 1), _unit(0.30457), _unit(0.37543)),
+        DatasetSpec("mnist", 60_000, 10_000, 10, (28, 28, 1), _unit(0.1307), _unit(0.3081)),
+        DatasetSpec("fashion_mnist", 60_000, 10_000, 10, (28, 28, 1), _unit(0.2860), _unit(0.3530)),
+        DatasetSpec(
+            "cifar10",
+            50_000,
+            10_000,
+            10,
+            (32, 32, 3),
+            _unit(0.4914, 0.4822, 0.4465),
+            _unit(0.2470, 0.2435, 0.2616),
+        ),
+        DatasetSpec(
+            "imagenet2012",
+            1_281_167,
+            50_000,
+            1000,
+            (224, 224, 3),
+            _unit(0.485, 0.456, 0.406),
+            _unit(0.229, 0.224, 0.225),
+        ),
+    )
+}
+FLIPPED = ("imagenet2012", "cifar10")  # a mirrored digit is another digit, or none
+EMBEDDED = ("digits",)
+EVAL_SPLITS = ("test", "validation")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a user may choose about the data (the keys of `config.dataset`).
+
+    Attributes:
+      name: a name of KNOWN, or of any image classification set of tfds.
+      data_dir: the directory that holds prepared data sets, as tfds lays them out; or one with
+        MLPerf's classification TFRecords (train-00000-of-01024 ...).
+      image_size: side in pixels of the square image fed to the model; None: the data set's own.
+        Small images are averaged over squares, so it must divide their side.
+      flip: mirror half of the training images; None: as the data set allows it (see FLIPPED).
+    """
+
+    name: str
+    data_dir: str
+    image_size: int | None = None
+    flip: bool | None = None
+
+    @property
+    def flipped(self) -> bool:
+        return self.name in FLIPPED if self.flip is None else self.flip
+
+
+def read_options(dataset: Mapping) -> Options:
+    """Returns the options in a mapping; ValueError for keys and values that make no sense."""
+    known = [field.name for field in fields(Options)]
+    for key in dataset:
+        if key not in known:
+            raise ValueError(
+                f"dataset.{key}={dataset[key]!r}: no such option; known: {', '.join(known)}"
+            )
+    for key in ("name", "data_dir"):
+        if not dataset.get(key):
+            raise ValueError(f"dataset.{key}={dataset.get(key)!r}: must be given")
+    return Options(**dataset)
+
+
+def describe(name: str, data_dir: str | None, **options) -> DatasetSpec:
+    """Returns the facts of a data set, from its prepared metadata if there are any. Needs no
+    TensorFlow.
+
+    Args:
+      name: a name of KNOWN, or a data set already prepared in `data_dir`.
+      data_dir: where it is prepared; None: the published facts of a known one, without a look at
+        the disk.
+      options: the other fields of `Options`.
+
+    Raises:
+      ValueError: for an unknown data set, a missing or unreadable directory, an empty split.
+    """
+    chosen = read_options({"name": name, "data_dir": data_dir or "unused", **options})
+    if data_dir is None:
+        return _with_image_size(_known(name), chosen.image_size)
+    found = prepared.find(name, data_dir)
+    if found is None and name in KNOWN:
+        # Made or fetched on first use. ImageNet cannot be.
+        if name == "imagenet2012":
+            raise ValueError(prepared.missing_message(name, data_dir))
+        return _with_image_size(_known(name), chosen.image_size)
+    if found is None:
+        raise ValueError(
+            f"dataset.name={name}: not a known data set ({', '.join(KNOWN)}) and not prepared in "
+            f"dataset.data_dir={data_dir}; prepare another one of tfds with: "
+            f"python -m input_pipeline --name={name} --data_dir={data_dir}"
+        )
+    return _with_image_size(_from_metadata(name, found), chosen.image_size)
+
+
+def _known(name: str) -> DatasetSpec:
+    if name not in KNOWN:
+        raise ValueError(f"dataset.name={name}: not a known data set; known: {', '.join(KNOWN)}")
+    return KNOWN[name]
+
+
+def _from_metadata(name: str, found: prepared.Prepared) -> DatasetSpec:
+    """Counts and shapes are those on disk (a miniature stays one); mean and deviation are known."""
+    n_channels = found.image_shape[2] or 3
+    known = KNOWN.get(name)
+    if known:
+        side, mean, std = known.image_shape[0], known.mean, known.std
+    else:
+        side, mean, std = 224, (127.5,) * n_channels, (64.0,) * n_channels
+    height, width = (length or side for length in found.image_shape[:2])
+    return DatasetSpec(
+        name=name,
+        n_train_examples=found.n_examples("train"),
+        n_eval_examples=found.n_examples(eval_split(found)),
+        n_classes=found.n_classes,
+        image_shape=(height, width, n_channels),
+        mean=mean,
+        std=std,
+    )
+
+
+def eval_split(found: prepared.Prepared) -> str:
+    """Returns the name of the split to evaluate on."""
+    for split in EVAL_SPLITS:
+        if found.shard_lengths.get(split):
+            return split
+    raise ValueError(
+        f"dataset.data_dir={found.directory}: no {' or '.join(EVAL_SPLITS)} split, or an empty "
+        f"one; "
+        "prepare the data set again"
+    )
+
+
+def _with_image_size(spec: DatasetSpec, image_size: int | None) -> DatasetSpec:
+    if image_size is None:
+        return spec
+    if image_size <= 0:
+        raise ValueError(f"dataset.image_size={image_size}: must be at least 1")
+    return replace(spec, image_shape=(image_size, image_size, spec.image_shape[2]))
