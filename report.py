@@ -1,0 +1,62 @@
+"""Compares finished runs, or MLPerf logs: python report.py DIR [DIR...] [--json=FILE] [--html=FILE]
+
+Prints the table and the verdicts; writes report.json and a self-contained report.html if asked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from reporting import collect, document, screen
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """A wrong flag is one message, like every other user error."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"report.py: {message}; see python report.py --help\n")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit status: 0 done, 2 user error."""
+    parser = OneLineParser(prog="report.py", description=__doc__.split("\n")[0])
+    parser.add_argument("dirs", nargs="+", metavar="DIR", type=Path)
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--html", type=Path, metavar="FILE")
+    options = parser.parse_args(argv)
+    try:
+        make_report(options.dirs, options.json, options.html)
+    except ValueError as error:
+        print(f"report.py: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def make_report(dirs: Sequence[Path], json_path: Path | None, html_path: Path | None) -> None:
+    """Reads, prints and writes. ValueError: nothing to report, or a file that cannot be written."""
+    for path in (json_path, html_path):
+        if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+            raise ValueError(f"FILE={path}: its folder must exist and it must not be a folder")
+    runs, problems = collect.collect(dirs)
+    if not runs:
+        for problem in problems:
+            print(f"not counted: {problem.path}: {problem.message}")
+        places = " ".join(map(str, dirs))
+        raise ValueError(f"DIR={places}: no usable run.json or MLPerf result*.txt is below it")
+    report, rows = document.build(runs, problems)
+    print(screen.render(report), end="")
+    if json_path is not None:
+        json_path.write_text(json.dumps(report, indent=1, allow_nan=False) + "\n", "utf-8")
+    if html_path is not None:
+        from reporting import html  # matplotlib is slow to start and needed here alone
+
+        html_path.write_text(html.render(report, rows), "utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

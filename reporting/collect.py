@@ -1,0 +1,76 @@
+"""Finds runs and logs below folders; sets aside what cannot be read, with the reason."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from reporting import mlperf_log
+from reporting.runs import Run, read_run
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A file or folder that is counted nowhere, and why."""
+
+    path: str
+    message: str
+
+
+def collect(roots: Iterable[Path]) -> tuple[list[Run], list[Problem]]:
+    """Returns (runs, problems) below `roots` (folders at any depth, or single log files).
+
+    A folder with run.json is a run of ours and its result.txt is not read again; elsewhere
+    result*.txt are MLPerf logs. A root that does not exist is a ValueError.
+    """
+    runs: list[Run] = []
+    problems: list[Problem] = []
+    for path in sorted(set(_places(roots))):
+        try:
+            if path.is_dir():
+                runs.append(read_run(path))
+            else:
+                runs += mlperf_log.read_log(path)
+        except ValueError as error:
+            problems.append(Problem(str(path), str(error)))
+        except OSError as error:
+            problems.append(Problem(str(path), f"{error.strerror or error}"))
+    runs, repeated = _each_once(runs)
+    return runs, problems + repeated
+
+
+def _places(roots: Iterable[Path]) -> Iterator[Path]:
+    for root in roots:
+        if root.is_file():
+            yield root.resolve()
+        elif not root.is_dir():
+            raise ValueError(f"DIR={root}: there is no such folder; give folders of runs or logs")
+        for folder, _, names in os.walk(root.resolve(), followlinks=False):
+            here = Path(folder)
+            if {"run.json", "curve.csv", "config.json"} & set(names):
+                yield here
+            else:
+                yield from (here / n for n in names if _is_log(n))
+
+
+def _is_log(name: str) -> bool:
+    return name.startswith("result") and name.endswith(".txt")
+
+
+def _each_once(runs: list[Run]) -> tuple[list[Run], list[Problem]]:
+    """Keeps one run per seed and per log text: a copy would make n look larger than it is."""
+    kept: dict[object, Run] = {}
+    repeated = []
+    for run in runs:
+        key = run.identity()
+        if key in kept:
+            first = kept[key]
+            same = "the same result" if first.curve == run.curve else "ANOTHER result"
+            repeated.append(
+                Problem(run.path, f"{run.label()} is already counted from {first.path}: {same}")
+            )
+        else:
+            kept[key] = run
+    return list(kept.values()), repeated

@@ -1,0 +1,44 @@
+"""Everything a report says, as one plain dict: the content of report.json."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from reporting import compare, ladder, published, rows
+from reporting.collect import Problem
+from reporting.rows import Row
+from reporting.runs import Run
+
+
+def build(runs: Sequence[Run], problems: Sequence[Problem]) -> tuple[dict[str, Any], list[Row]]:
+    """Returns (report, the rows it was made from, in the same order as report["rows"])."""
+    groups = rows.group(runs)
+    entries = published.load()
+    summaries = [rows.summary(row) for row in groups]
+    for summary in summaries:
+        summary["published"] = published.beside(summary, entries)
+    report = {
+        "rows": summaries,
+        "comparisons": compare.compare_all(groups),
+        "ladders": _ladders(groups),
+        "published": published.table(entries, summaries),
+        "proxy_note": published.proxy_note(summaries),
+        "failed": [_failed(run) for run in runs if run.status != "done"],
+        "problems": [{"path": p.path, "message": p.message} for p in problems],
+    }
+    return report, groups
+
+
+def _ladders(groups: Sequence[Row]) -> list[dict[str, Any]]:
+    recipes: dict[tuple[Any, ...], list[Row]] = {}
+    for row in groups:
+        if row.first.total_steps is not None and row.first.kind == "run":
+            recipes.setdefault((row.name, *row.task), []).append(row)
+    return [ladder.summarise(found) for found in recipes.values() if len(found) > 1]
+
+
+def _failed(run: Run) -> dict[str, Any]:
+    where = f"last evaluated at step {run.curve[-1].step}" if run.curve else "never evaluated"
+    return {"path": run.path, "recipe": run.recipe, "seed": run.seed, "status": run.status,
+            "why": where}  # fmt: skip

@@ -1,0 +1,169 @@
+"""Figures of the report as SVG text; the same runs give the same bytes."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import Any
+
+import matplotlib
+import numpy as np
+
+matplotlib.use("svg")
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from reporting import inference
+from reporting.rows import Row
+from reporting.runs import Run
+
+# A fixed colour for each optimizer (Okabe and Ito's palette: safe for colour-blind readers).
+COLOURS = {"lars": "#0072B2", "nesterov": "#E69F00", "shampoo": "#009E73", "sm3": "#CC79A7"}
+OTHERS = ("#D55E00", "#56B4E9", "#999999", "#6A3D9A", "#8C564B", "#111111")
+DASHES = ("-", "--", ":", "-.")
+STYLE: dict[Any, Any] = {"svg.hashsalt": "report", "svg.fonttype": "path", "font.size": 10,
+         "axes.spines.top": False, "axes.spines.right": False}  # fmt: skip
+
+
+def styles(rows: Sequence[Row]) -> dict[str, tuple[str, str]]:
+    """Returns {row name: (colour, dash)}: the optimizer's colour, one dash a recipe of it."""
+    found: dict[str, tuple[str, str]] = {}
+    used: dict[str, int] = {}
+    others = iter(OTHERS * len(rows))
+    unknown: dict[str, str] = {}
+    for row in rows:
+        optimizer = row.first.optimizer
+        if row.name in found:
+            continue
+        if optimizer not in COLOURS and optimizer not in unknown:
+            unknown[optimizer] = next(others)
+        colour = COLOURS.get(optimizer) or unknown[optimizer]
+        found[row.name] = (colour, DASHES[used.get(optimizer, 0) % len(DASHES)])
+        used[optimizer] = used.get(optimizer, 0) + 1
+    return found
+
+
+def svg(figure: Figure) -> str:
+    """Returns the figure as an <svg> element without a date; closes it."""
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", bbox_inches="tight", metadata={"Date": None})
+    plt.close(figure)
+    text = buffer.getvalue()
+    return text[text.index("<svg") :]
+
+
+def axes(x_label: str, y_label: str) -> tuple[Figure, Axes]:
+    """Returns an empty figure, 7 x 3.6 inches, labelled."""
+    with plt.rc_context(STYLE):
+        figure, ax = plt.subplots(figsize=(7, 3.6))
+    ax.set_xlabel(x_label)
+    ax.set_ylabel(y_label)
+    ax.grid(alpha=0.25)
+    return figure, ax
+
+
+def largest_budgets(rows: Sequence[Row]) -> list[Row]:
+    """Returns one row a recipe, that of its largest budget: a ladder would hide the picture."""
+    kept: dict[str, Row] = {}
+    for row in rows:
+        if row.name not in kept or (row.first.total_steps or 0) > (
+            kept[row.name].first.total_steps or 0
+        ):
+            kept[row.name] = row
+    return list(kept.values())
+
+
+def accuracy_curves(rows: Sequence[Row]) -> str | None:
+    """Returns median curves over seeds with the band from the lower to the upper quartile."""
+    rows = [row for row in largest_budgets(rows) if any(run.curve for run in row.runs)]
+    if not rows:
+        return None
+    with plt.rc_context(STYLE):
+        figure, ax = axes("step", "accuracy")
+        for row in rows:
+            colour, dash = styles(rows)[row.name]
+            steps = sorted({p.step for run in row.runs for p in run.curve})
+            values = [[p.accuracy for r in row.runs for p in r.curve if p.step == s] for s in steps]
+            quartiles = np.array([np.quantile(v, [0.25, 0.5, 0.75]) for v in values]).T
+            label = f"{row.name}, {row.first.total_steps or '?'} steps, n = {row.n}"
+            ax.plot(steps, quartiles[1], dash, color=colour, label=label)
+            ax.fill_between(steps, quartiles[0], quartiles[2], color=colour, alpha=0.2, linewidth=0)
+        _target_line(ax, rows[0])
+        ax.legend(frameon=False, fontsize=8, loc="lower right")
+        return svg(figure)
+
+
+def _target_line(ax: Axes, row: Row) -> None:
+    ax.axhline(row.first.target_accuracy, color="#444444", linewidth=0.8)
+    ax.annotate(
+        f"target {row.first.target_accuracy:.4g}",
+        (0.01, row.first.target_accuracy),
+        xycoords=("axes fraction", "data"),
+        va="bottom",
+        fontsize=8,
+    )
+
+
+def survival(rows: Sequence[Row]) -> str | None:
+    """Returns, over steps, the Kaplan-Meier share of runs that have not reached the target."""
+    rows = [row for row in largest_budgets(rows) if not any(_unknown(run) for run in row.runs)]
+    if not rows:
+        return None
+    with plt.rc_context(STYLE):
+        figure, ax = axes("step", "share not yet at the target")
+        for row in rows:
+            colour, dash = styles(rows)[row.name]
+            times, share = waiting_curve(*row.waiting())
+            ax.step(times, share, dash, where="post", color=colour, label=row.name)
+            censored = row.waiting()[0][~row.waiting()[1]]
+            ax.plot(censored, np.interp(censored, times, share), "|", color=colour, markersize=9)
+        ax.axhline(0.5, color="#444444", linewidth=0.8)
+        ax.set_ylim(-0.03, 1.05)
+        ax.legend(frameon=False, fontsize=8, loc="lower left")
+        return svg(figure)
+
+
+def _unknown(run: Run) -> bool:
+    return run.reached and run.steps_to_target is None
+
+
+def waiting_curve(times: np.ndarray, reached: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the corners (steps, share still waiting) of the Kaplan-Meier curve from step 0."""
+    order = np.lexsort((~reached, times))
+    at_risk = len(times) - np.arange(len(times))
+    share = np.cumprod(1 - reached[order] / at_risk)
+    return np.concatenate([[0.0], times[order]]), np.concatenate([[1.0], share])
+
+
+def medians_and_intervals(rows: Sequence[Row]) -> str | None:
+    """Returns the Kaplan-Meier medians of measure A with their bootstrap intervals."""
+    rows = [row for row in rows if not any(_unknown(run) for run in row.runs)]
+    if not rows:
+        return None
+    with plt.rc_context(STYLE):
+        figure, ax = axes("steps to the target (median, 95 % interval)", "")
+        figure.set_figheight(0.8 + 0.32 * len(rows))
+        for y, row in enumerate(reversed(rows)):
+            _median_bar(ax, y, row, styles(rows)[row.name][0])
+        names = [f"{row.name}, {row.first.total_steps or '?'}" for row in reversed(rows)]
+        ax.set_yticks(range(len(rows)), names, fontsize=8)
+        ax.set_xlim(left=0)
+        return svg(figure)
+
+
+def _median_bar(ax: Axes, y: int, row: Row, colour: str) -> None:
+    times, reached = row.waiting()
+    median = float(inference.km_median(times, reached))
+    interval = inference.km_interval(times, reached)
+    end = float(times.max())
+    if interval is not None and np.isfinite(interval[0]):
+        ax.plot([interval[0], min(interval[1], end)], [y, y], color=colour, linewidth=2)
+        if not np.isfinite(interval[1]):
+            ax.plot(end, y, ">", color=colour)
+    if np.isfinite(median):
+        ax.plot(median, y, "o", color=colour)
+    else:
+        ax.annotate(
+            "not reached by half of the runs", (end, y), fontsize=8, va="bottom", ha="right"
+        )

@@ -1,0 +1,123 @@
+"""The comparison table as plain text, at most 100 columns."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from typing import Any
+
+WIDTH = 100
+NAME = 20
+HEAD = (
+    f"{'':{NAME}} {'':21}  {'A: steps to target':<19} {'B: accuracy at budget':<24} s to target\n"
+    f"{'recipe':<{NAME}} budget   n reach div  {'median [95 %]':<19} "
+    f"{'median [q25, q75] claim':<24}median olymp."
+)
+
+
+def render(report: dict[str, Any]) -> str:
+    """Returns the whole report as text."""
+    parts = []
+    for title, rows in tasks(report["rows"]):
+        parts.append(_table(title, rows))
+    parts.append(_section("Verdicts", verdict_lines(report["comparisons"])))
+    parts.append(_section("Published beside ours", published_lines(report["published"])))
+    if report["proxy_note"]:
+        parts.append(_wrap(report["proxy_note"]))
+    parts.append(_section("Failed runs", failed_lines(report)))
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def tasks(rows: Sequence[dict[str, Any]]) -> list[tuple[str, list[dict[str, Any]]]]:
+    """Returns rows by task: data set, batch size, target."""
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        batch = row["global_batch_size"]
+        title = f"{row['dataset']}, batch {'not known' if batch is None else f'{batch:,}'}, "
+        groups.setdefault(f"{title}target {row['target_accuracy']:.4g}", []).append(row)
+    return list(groups.items())
+
+
+def _table(title: str, rows: Sequence[dict[str, Any]]) -> str:
+    lines, notes = [title, HEAD, "-" * WIDTH], []  # type: tuple[list[str], list[str]]
+    for row in rows:
+        lines += _lines(row, _marks(row["flags"], notes))
+    return "\n".join([*lines, *(_wrap(f"[{i}] {note}", "    ") for i, note in enumerate(notes, 1))])
+
+
+def _marks(flags: Sequence[str], notes: list[str]) -> str:
+    notes += [flag for flag in flags if flag not in notes]
+    return " ".join(f"[{notes.index(flag) + 1}]" for flag in flags)
+
+
+def _lines(row: dict[str, Any], marks: str) -> list[str]:
+    """Returns the row's lines: a long name stands above, the marks of its flags below."""
+    name = row["recipe"] + (f" [{row['variant']}]" if row["variant"] else "")
+    above = [] if len(name) <= NAME else textwrap.wrap(name, WIDTH)
+    budget = "?" if row["total_steps"] is None else str(row["total_steps"])
+    reached = f"{row['n_reached']}/{row['n']}"
+    seconds = row["seconds_to_target"]
+    line = (
+        f"{'' if above else name:<{NAME}} {budget:>6} {row['n']:>3} {reached:>5} "
+        f"{row['n_diverged']:>3}  {steps_cell(row):<19} {accuracy_cell(row):<24}"
+        f"{_seconds(seconds['median']):>6} {_seconds(seconds['olympic_mean']):>6}"
+    )
+    return [*above, line, *([f"{'':{NAME}} flags {marks}"] if marks else [])]
+
+
+def steps_cell(row: dict[str, Any]) -> str:
+    """Returns measure A as text; an unreached median says so."""
+    steps, budget = row["steps_to_target"], row["total_steps"]
+    unreached = "?" if budget is None else f">{budget}"
+    if steps["median"] is None and row["n_reached"] * 2 >= row["n"]:
+        return "not known"
+    median = unreached if steps["median"] is None else f"{steps['median']:.0f}"
+    if steps["ci95"] is None:
+        return median
+    ends = [unreached if end is None else f"{end:.0f}" for end in steps["ci95"]]
+    return f"{median} [{', '.join(ends)}]"
+
+
+def accuracy_cell(row: dict[str, Any]) -> str:
+    """Returns measure B as text, and whether its median reaches the target."""
+    accuracy = row["final_accuracy"]
+    if not accuracy["n_measured"]:
+        return "not measured"
+    cells = [_fraction(accuracy[key]) for key in ("median", "q25", "q75")]
+    reaches = {True: "yes", False: "no", None: "?"}[row["claim"]["reaches_target"]]
+    return f"{cells[0]} [{cells[1]}, {cells[2]}] {reaches}"
+
+
+def _fraction(value: float | None) -> str:
+    return "div." if value is None else f"{value:.4f}".lstrip("0") if value < 1 else "1.000"
+
+
+def _seconds(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.0f}" if value >= 1000 else f"{value:.1f}"
+
+
+def verdict_lines(comparisons: Sequence[dict[str, Any]]) -> list[str]:
+    """Returns the sentences, those that could not be compared last."""
+    order = sorted(comparisons, key=lambda test: test["verdict"].startswith("not "))
+    return [test["sentence"] for test in order]
+
+
+def published_lines(entries: Sequence[dict[str, Any]]) -> list[str]:
+    """Returns one line for each published entry: what was published, what we have."""
+    return [f"{e['label']}: published {e['published']}; ours: {e['ours']}" for e in entries]
+
+
+def failed_lines(report: dict[str, Any]) -> list[str]:
+    """Returns one line for each run that diverged, was aborted or could not be read."""
+    failed = [f"{run['status']}: {run['path']} ({run['why']})" for run in report["failed"]]
+    return failed + [f"not counted: {p['path']}: {p['message']}" for p in report["problems"]]
+
+
+def _section(title: str, lines: Sequence[str]) -> str:
+    return "\n".join([title, *(_wrap("- " + line, "  ") for line in lines)]) if lines else ""
+
+
+def _wrap(text: str, indent: str = "") -> str:
+    return textwrap.fill(text, WIDTH, subsequent_indent=indent, break_on_hyphens=False)

@@ -1,0 +1,46 @@
+"""Writes run folders as a training run leaves them, for the tests of the report."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+N_EVAL = 1000
+
+
+def write_run(
+    out: Path,
+    recipe: str = "lars:digits",
+    seed: int = 0,
+    counts: Sequence[int] = (500, 900, 980),
+    *,
+    eval_every_steps: int = 16,
+    target: float = 0.97,
+    status: str = "done",
+    record: dict[str, Any] | None = None,
+    config: dict[str, Any] | None = None,
+) -> Path:
+    """Writes OUT/RECIPE/steps_N/seed_NNNN; `counts` are the correct answers of 1000 per look."""
+    steps = [eval_every_steps * (i + 1) for i in range(len(counts))]
+    hit = next((s for s, c in zip(steps, counts, strict=True) if c / N_EVAL >= target), None)
+    folder = out / recipe / f"steps_{steps[-1]:04d}" / f"seed_{seed:04d}"
+    folder.mkdir(parents=True)
+    run = {
+        "recipe": recipe, "optimizer": recipe.split(":")[0], "dataset": "digits", "seed": seed,
+        "status": status, "target_accuracy": target, "steps_to_target": hit,
+        "seconds_to_target": None if hit is None else hit * 0.1,
+        "final_accuracy": counts[-1] / N_EVAL, "best_accuracy": max(counts) / N_EVAL,
+        "total_steps": steps[-1], "global_batch_size": 640, "n_eval_examples": N_EVAL, "plan": {},
+        "seconds": {"init": 1.0, "train": steps[-1] * 0.1, "eval": 0.5},
+        "versions": {"jax": "0.10.2"}, "git": "abc1234",
+        "device": {"kind": "cpu", "count": 1, "hosts": 1}, "unverified": [], "assumed": [],
+    }  # fmt: skip
+    rows = [f"{s},{c},{N_EVAL},{c / N_EVAL},0.5" for s, c in zip(steps, counts, strict=True)]
+    (folder / "curve.csv").write_text("\n".join(["step,n_correct,n_seen,accuracy,loss", *rows, ""]))
+    (folder / "run.json").write_text(json.dumps(run | (record or {})))
+    settings = {"recipe": recipe, "seed": seed, "stop_at_target": False, "total_steps": steps[-1],
+                "optimizer": {"name": run["optimizer"]}}  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(settings | (config or {})))
+    return folder
