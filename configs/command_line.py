@@ -1,0 +1,116 @@
+"""From command-line arguments to a recipe's config, with one clear message for each mistake."""
+
+import pathlib
+from collections.abc import Sequence
+
+from absl import flags
+from ml_collections import ConfigDict, config_flags
+
+FOLDER = pathlib.Path(__file__).parent
+NOT_RECIPES = {"__init__", "base", "command_line", "plan"}
+
+
+def optimizers() -> list[str]:
+    """The optimizers that have a recipe file here."""
+    return sorted(p.stem for p in FOLDER.glob("*.py") if p.stem not in NOT_RECIPES)
+
+
+def recipe_path(recipe: str) -> str:
+    """'lars:digits' -> the value of --config for it.
+
+    Raises:
+      ValueError: no file for that optimizer; the message lists those there are.
+    """
+    optimizer, _, variant = recipe.partition(":")
+    if optimizer not in optimizers():
+        raise ValueError(
+            f"recipe={recipe}: no recipe file configs/{optimizer}.py; "
+            f"known optimizers: {', '.join(optimizers())}"
+        )
+    return f"{FOLDER / optimizer}.py" + (f":{variant}" if variant else "")
+
+
+def define_config_flag(flag_values: flags.FlagValues, argv: Sequence[str] | None = None) -> None:
+    """Defines --config=configs/OPTIMIZER.py:VARIANT and its overrides --config.FIELD=VALUE."""
+    config_flags.DEFINE_config_file(
+        "config",
+        None,
+        "Recipe file and variant, as configs/shampoo.py:readme; any field is overridden by "
+        "--config.FIELD=VALUE.",
+        flag_values=flag_values,
+        sys_argv=None if argv is None else list(argv),
+    )
+
+
+def parse(argv: Sequence[str], flag_values: flags.FlagValues) -> ConfigDict:
+    """Parses argv (program name first) and returns the config with its overrides.
+
+    Raises:
+      ValueError: one message that names the argument, the rule and what is known.
+    """
+    try:
+        remaining = flag_values(list(argv))
+        config = flag_values["config"].value
+    except AttributeError as e:
+        raise ValueError(_unknown_field(argv) or f"--config: {e}") from e
+    except (flags.Error, TypeError, KeyError) as e:
+        raise ValueError(_root_message(e)) from e
+    if config is None:
+        raise ValueError(
+            "--config: missing; give a recipe file, as --config=configs/shampoo.py:readme"
+        )
+    try:
+        config.recipe  # a file that failed to load raises here  # noqa: B018
+    except OSError as e:
+        raise ValueError(_unloadable(argv, e)) from e
+    if remaining[1:]:
+        raise ValueError(f"argument {remaining[1]}: not understood; options begin with --")
+    return config
+
+
+def load(recipe: str, overrides: Sequence[str] = ()) -> ConfigDict:
+    """The config of a recipe such as 'lars:digits', with overrides such as '--config.seed=3'.
+
+    Raises:
+      ValueError: as `parse`.
+    """
+    argv = ["config", f"--config={recipe_path(recipe)}", *overrides]
+    flag_values = flags.FlagValues()
+    define_config_flag(flag_values, argv)
+    return parse(argv, flag_values)
+
+
+def _root_message(error: BaseException) -> str:
+    """The message of a recipe's own ValueError, if one lies beneath; else the flag's, in a line."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if type(cause) is ValueError and str(cause).startswith("variant="):
+            return str(cause)
+        cause = cause.__cause__ or cause.__context__
+    return " ".join(str(error).split())
+
+
+def _unloadable(argv: Sequence[str], error: OSError) -> str:
+    path = next((a.partition("=")[2] for a in argv if a.startswith("--config=")), "")
+    known = ", ".join(f"configs/{name}.py" for name in optimizers())
+    missing = not pathlib.Path(path.partition(":")[0]).is_file()
+    return f"--config={path}: {'no such file' if missing else error.__cause__}; known: {known}"
+
+
+def _unknown_field(argv: Sequence[str]) -> str | None:
+    """Names the first override whose field the recipe lacks, with the fields that it has."""
+    alone = [argv[0], *(a for a in argv if a.startswith("--config="))]
+    flag_values = flags.FlagValues()
+    define_config_flag(flag_values, alone)
+    recipe = parse(alone, flag_values)
+    for argument in argv:
+        if not argument.startswith("--config."):
+            continue
+        path = argument.partition("=")[0].removeprefix("--config.")
+        section = recipe
+        for part in path.split("."):
+            if not isinstance(section, ConfigDict) or part not in section:
+                known = ", ".join(section.keys()) if isinstance(section, ConfigDict) else "none"
+                return f"--config.{path}: there is no field {part}; known here: {known}"
+            section = section[part]
+    return None

@@ -1,0 +1,76 @@
+"""SGD with Nesterov momentum, batch 32,768: 2,512 steps to 75.9 % (published).
+
+    python main.py --config=configs/nesterov.py:nado --config.seed=0 --workdir=DIR
+
+Variants: nado (Nado, Gilmer et al. 2021, arXiv:2102.06356), digits, fashion, smoke.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import base
+
+
+def nado() -> ConfigDict:
+    """The paper's Nesterov run. Its numbers are recollected, NOT read in the paper.
+
+    Peak 7.05, final 6e-6 and the two quadratic ramps are corroborated by AlgoPerf's first ImageNet
+    submission (commit 6d6d86ee); for warm-up (638 or 706.5) and decay end (2497 or 2512) the two
+    sources conflict. Semantics (schedule, momentum, L2 on kernels) are init2winit's @ 97523a8.
+    """
+    config = base.imagenet()
+    config.total_steps = 2512
+    config.label_smoothing = 0.15
+    config.model.bn_decay = 0.94
+    config.model.logits_dtype = "float32"
+    config.optimizer.momentum = 0.97603
+    config.optimizer.weight_decay = 5.8e-5
+    config.schedule.peak_learning_rate = 7.05
+    config.schedule.warmup_steps = 638.0
+    config.schedule.warmup_power = 2.0
+    config.schedule.end_learning_rate = 6e-6
+    config.schedule.decay_end_step = 2497.0
+    config.unverified = (
+        "label_smoothing",
+        "model.bn_decay",
+        "model.bn_span",
+        "optimizer.momentum",
+        "optimizer.weight_decay",
+        "schedule.peak_learning_rate",
+        "schedule.warmup_steps",
+        "schedule.warmup_power",
+        "schedule.end_learning_rate",
+        "schedule.decay_power",
+        "schedule.decay_end_step",
+    )
+    config.assumed = ("model.logits_dtype", "model.compute_dtype", "eval_every_steps")
+    return config
+
+
+def _proxy(task: ConfigDict, peak: float, momentum: float, decay: float) -> ConfigDict:
+    task.optimizer.momentum = momentum
+    task.optimizer.weight_decay = decay
+    task.schedule.peak_learning_rate = peak
+    return task
+
+
+def digits() -> ConfigDict:
+    """Best of 24 quasi-random trials at 60 steps (the small study's starting point)."""
+    return _proxy(base.digits(), peak=1.04, momentum=0.9694, decay=6.7e-5)
+
+
+def fashion() -> ConfigDict:
+    """Best of 24 quasi-random trials at one budget (the small study's starting point)."""
+    return _proxy(base.fashion(), peak=1.64, momentum=0.899, decay=4.3e-5)
+
+
+def smoke() -> ConfigDict:
+    """Twelve steps on digits, momentum 0.9 as so few steps ask for."""
+    return _proxy(base.smoke(), peak=0.2, momentum=0.9, decay=6.7e-5)
+
+
+VARIANTS = {"nado": nado, "digits": digits, "fashion": fashion, "smoke": smoke}
+
+
+def get_config(variant: str = "nado") -> ConfigDict:
+    """Returns the recipe `nesterov:variant`; ValueError lists the known variants."""
+    return base.select("nesterov", VARIANTS, variant)

@@ -1,0 +1,164 @@
+"""What follows from a recipe: checks of its values, and the one place where lengths are derived."""
+
+import dataclasses
+import math
+from typing import Any
+
+from ml_collections import ConfigDict
+
+DTYPES = ("float32", "bfloat16")
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """A run's lengths and shares, all derived.
+
+    A data epoch is one pass over the training examples; the stream straddles its boundary. (The
+    submissions' "epoch" is another thing: a quarter of the loop of ceil(4 n / batch) steps.)
+    """
+
+    n_train_examples: int
+    n_eval_examples: int
+    n_hosts: int
+    n_devices: int
+    global_batch_size: int
+    host_batch_size: int
+    device_batch_size: int
+    device_eval_batch_size: int
+    total_steps: int
+    warmup_steps: float
+    decay_steps: float
+    steps_per_data_epoch: float
+    data_epochs: float
+    eval_steps: tuple[int, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+def validate(config: ConfigDict) -> None:
+    """Checks everything that needs neither data nor devices.
+
+    Raises:
+      ValueError: "field=value: the rule; the remedy", for the first field that breaks a rule.
+    """
+
+    def check(field: str, ok: Any, rule: str) -> None:
+        value = config
+        for part in field.split("."):
+            value = value[part]
+        if not ok:
+            raise ValueError(f"{field}={value}: {rule}")
+
+    def positive_integer(field: str, value: Any) -> None:
+        check(field, isinstance(value, int) and value >= 1, "needs an integer of at least 1")
+
+    seed = config.seed
+    check(
+        "seed",
+        isinstance(seed, int) and 0 <= seed < 2**31,
+        "needs an integer from 0 to 2147483647",
+    )
+    for field in (
+        "global_batch_size",
+        "total_steps",
+        "eval_every_steps",
+        "log_every_steps",
+        "device_eval_batch_size",
+        "max_consecutive_skips",
+    ):
+        positive_integer(field, config[field])
+    for field in ("image_size",):
+        positive_integer(f"dataset.{field}", config.dataset[field])
+    for field in ("width", "stem_kernel_size", "stem_stride"):
+        positive_integer(f"model.{field}", config.model[field])
+    check(
+        "target_accuracy",
+        0 < config.target_accuracy < 1,
+        "is a fraction between 0 and 1; 75.9 % is 0.759",
+    )
+    check("label_smoothing", 0 <= config.label_smoothing < 1, "needs a fraction from 0 to below 1")
+    check(
+        "dataset.crop_area_min",
+        0 < config.dataset.crop_area_min <= 1,
+        "is a fraction of the image's area, above 0 and at most 1",
+    )
+
+    model = config.model
+    check("model.stage_sizes", model.stage_sizes, "needs at least one stage")
+    check("model.bn_span", model.bn_span >= 1, "needs a number of examples, at least 1")
+    check("model.bn_decay", 0 <= model.bn_decay < 1, "needs a fraction from 0 to below 1")
+    check("model.bn_epsilon", model.bn_epsilon > 0, "must be positive")
+    for field in ("compute_dtype", "logits_dtype"):
+        check(f"model.{field}", model[field] in DTYPES, f"known: {', '.join(DTYPES)}")
+
+    schedule = config.schedule
+    for field, value in schedule.items():
+        check(f"schedule.{field}", 0 <= value < math.inf, "must be finite and not negative")
+    check("schedule.peak_learning_rate", schedule.peak_learning_rate > 0, "must be positive")
+    check(
+        "schedule.warmup_steps",
+        schedule.warmup_steps <= config.total_steps,
+        f"is longer than the run; it must not exceed total_steps={config.total_steps}",
+    )
+    end = schedule.decay_end_step
+    check(
+        "schedule.decay_end_step",
+        end == 0 or schedule.warmup_steps <= end <= config.total_steps,
+        f"must be 0 (never), or from warmup_steps={schedule.warmup_steps} "
+        f"to total_steps={config.total_steps}",
+    )
+    for field in ("momentum", "beta1", "beta2"):
+        if field in config.optimizer:
+            value = config.optimizer[field]
+            check(f"optimizer.{field}", 0 <= value <= 1, "needs a fraction from 0 to 1")
+    if "weight_decay" in config.optimizer:
+        decay = config.optimizer.weight_decay
+        check("optimizer.weight_decay", 0 <= decay < math.inf, "must not be negative")
+
+
+def make_plan(
+    config: ConfigDict, n_train_examples: int, n_eval_examples: int, n_devices: int, n_hosts: int
+) -> Plan:
+    """Derives the lengths and shares of a validated config on the devices that are there.
+
+    Raises:
+      ValueError: the batch does not divide over the devices, or the BN span does not fit it.
+    """
+    batch, span, total = config.global_batch_size, config.model.bn_span, config.total_steps
+    if batch % n_devices:
+        nearest = max(batch // n_devices, 1) * n_devices
+        raise ValueError(
+            f"global_batch_size={batch}: is not a multiple of the {n_devices} devices; "
+            f"the nearest that is: {nearest}"
+        )
+    device_batch = batch // n_devices
+    if span % device_batch and device_batch % span:
+        raise ValueError(
+            f"model.bn_span={span}: neither divides the device batch of {device_batch} "
+            f"({batch} over {n_devices} devices) nor is a multiple of it"
+        )
+    if span > device_batch and n_devices % (span // device_batch):
+        raise ValueError(
+            f"model.bn_span={span}: needs groups of {span // device_batch} devices, "
+            f"which do not divide the {n_devices} devices; a smaller span or another batch does"
+        )
+    warmup = config.schedule.warmup_steps
+    epoch_steps = n_train_examples / batch
+    every = config.eval_every_steps
+    return Plan(
+        n_train_examples=n_train_examples,
+        n_eval_examples=n_eval_examples,
+        n_hosts=n_hosts,
+        n_devices=n_devices,
+        global_batch_size=batch,
+        host_batch_size=batch // n_hosts,
+        device_batch_size=device_batch,
+        device_eval_batch_size=min(config.device_eval_batch_size, -(-n_eval_examples // n_devices)),
+        total_steps=total,
+        warmup_steps=warmup,
+        decay_steps=total - warmup + 1,
+        steps_per_data_epoch=epoch_steps,
+        data_epochs=total / epoch_steps,
+        eval_steps=tuple(sorted({*range(every, total + 1, every), total})),
+    )

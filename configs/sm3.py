@@ -1,0 +1,71 @@
+"""SM3-II, batch 32,768. No setting for ResNet-50 at this batch was ever published.
+
+    python main.py --config=configs/sm3.py:untuned --config.seed=0 --workdir=DIR
+
+Variants: untuned (SM3's README's advice, nothing tuned), digits, fashion, smoke.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import base
+
+
+def untuned() -> ConfigDict:
+    """LARS's budget; quadratic warm-up over 5 % of it, then constant, as SM3's README advises.
+
+    The learning rate is that of upstream's own test; it was not tuned, here or elsewhere.
+    """
+    config = base.imagenet()
+    config.total_steps = 2512
+    config.optimizer.momentum = 0.9
+    config.optimizer.weight_decay = 0.0  # SM3 as published has none
+    config.schedule.peak_learning_rate = 0.1
+    config.schedule.warmup_steps = 125.6
+    config.schedule.warmup_power = 2.0
+    config.schedule.end_learning_rate = 0.1
+    config.assumed = (
+        "total_steps",
+        "label_smoothing",
+        "eval_every_steps",
+        "dataset.crop_area_min",
+        "model.bn_span",
+        "model.logits_dtype",
+        "optimizer.momentum",
+        "optimizer.weight_decay",
+        "schedule.peak_learning_rate",
+        "schedule.warmup_steps",
+        "schedule.warmup_power",
+        "schedule.end_learning_rate",
+    )
+    return config
+
+
+def _proxy(task: ConfigDict) -> ConfigDict:
+    """Both proxies chose the same point of the 24 trials (the small study's starting point)."""
+    task.optimizer.momentum = 0.719
+    task.optimizer.weight_decay = 2.7e-4
+    task.schedule.peak_learning_rate = 0.12
+    return task
+
+
+def digits() -> ConfigDict:
+    """Best of 24 quasi-random trials at 60 steps."""
+    return _proxy(base.digits())
+
+
+def fashion() -> ConfigDict:
+    """Best of 24 quasi-random trials at one budget."""
+    return _proxy(base.fashion())
+
+
+def smoke() -> ConfigDict:
+    """Twelve steps on digits at the hyperparameters of `digits`."""
+    return _proxy(base.smoke())
+
+
+VARIANTS = {"untuned": untuned, "digits": digits, "fashion": fashion, "smoke": smoke}
+
+
+def get_config(variant: str = "untuned") -> ConfigDict:
+    """Returns the recipe `sm3:variant`; ValueError lists the known variants."""
+    return base.select("sm3", VARIANTS, variant)

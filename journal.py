@@ -1,0 +1,200 @@
+"""What a run writes down while it goes: curve, timing, metrics, MLPerf log, events, progress."""
+
+import dataclasses
+import datetime
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from clu import metric_writers
+from etils import epath
+from ml_collections import ConfigDict
+from mlperf_logging.mllog import constants
+
+import evaluator
+import mlperf_log
+import workdir as files
+from configs.plan import Plan
+
+TIMING_HEADER = ("step", "train_seconds", "eval_seconds", "images_per_second")
+
+
+@dataclasses.dataclass
+class Record:
+    """All that a resumed run must know of what came before: plain values, JSON as they are.
+
+    Attributes:
+      curve: [step, n_correct, n_seen, loss] of every evaluation.
+      metrics: one {step, learning_rate, loss, ...} a logging interval, means over its steps.
+      timing: rows of timing.csv; seconds are cumulative.
+      init_seconds, train_seconds, eval_seconds: spent in this run, interruptions not counted.
+      seconds_to_target: train and evaluation seconds up to the first hit, or None.
+      bad_steps: consecutive steps up to now without a finite gradient and loss.
+    """
+
+    curve: list[list[Any]] = dataclasses.field(default_factory=list)
+    metrics: list[dict[str, float]] = dataclasses.field(default_factory=list)
+    timing: list[list[float]] = dataclasses.field(default_factory=list)
+    init_seconds: float = 0.0
+    train_seconds: float = 0.0
+    eval_seconds: float = 0.0
+    seconds_to_target: float | None = None
+    bad_steps: int = 0
+
+
+class Journal:
+    """Writes a run's files as it goes; on hosts other than the first it only keeps count."""
+
+    def __init__(
+        self,
+        config: ConfigDict,
+        plan: Plan,
+        folder: epath.Path,
+        schedule: Callable[[int], Any],
+    ):
+        self.config, self.plan, self.folder, self.schedule = config, plan, folder, schedule
+        self.record = Record()
+        self.writes = jax.process_index() == 0
+        self.log = mlperf_log.open_log(folder / "result.txt") if self.writes else None
+        self.events = metric_writers.SummaryWriter(str(folder)) if self.writes else None
+        self.waiting: list[Mapping[str, jax.Array]] = []  # metrics of steps not yet fetched
+        self.since = time.monotonic()
+        self.steps_timed, self.seconds_timed = 0, 0.0
+        if self.log:
+            mlperf_log.log_start(self.log, config, plan, jax.devices()[0].device_kind)
+
+    @property
+    def curve(self) -> list[evaluator.Evaluation]:
+        return [evaluator.Evaluation(*row) for row in self.record.curve]
+
+    @property
+    def steps_to_target(self) -> int | None:
+        return evaluator.steps_to_target(self.curve, self.config.target_accuracy)
+
+    @property
+    def diverged(self) -> bool:
+        return self.record.bad_steps >= self.config.max_consecutive_skips
+
+    def event(self, kind: str, key: str, value: Any = None, **metadata: Any) -> None:
+        """One :::MLLOG line; kind is start, end or event."""
+        if self.log:
+            getattr(self.log, kind)(key=key, value=value, metadata=metadata or None)
+
+    def start(self, init_seconds: float) -> None:
+        """The clock starts: everything is compiled, no example has been read."""
+        self.record.init_seconds += init_seconds
+        self.event("end", constants.INIT_STOP)
+        self.event("start", constants.RUN_START)
+        self._block("start", 0)
+        self.since = time.monotonic()
+
+    def record_step(self, step: int, metrics: Mapping[str, jax.Array]) -> None:
+        """Keeps a step's metrics on the device; fetches them all at the logging steps."""
+        self.waiting.append(metrics)
+        if (
+            step % self.config.log_every_steps == 0
+            or step in self.plan.eval_steps
+            or step == self.plan.total_steps
+        ):
+            self._fetch(step)
+
+    def record_evaluation(self, point: evaluator.Evaluation) -> None:
+        """Takes down an evaluation that has just ended; it began when the step was recorded."""
+        record = self.record
+        hit_before = self.steps_to_target is not None
+        record.eval_seconds += time.monotonic() - self.since
+        record.curve.append([point.step, point.n_correct, point.n_seen, point.loss])
+        epoch = mlperf_log.epoch_of(point.step, self.plan)
+        self._block("end", point.step)
+        self.event("event", constants.EVAL_ACCURACY, point.accuracy, epoch_num=epoch)
+        if not hit_before and self.steps_to_target is not None:
+            record.seconds_to_target = record.train_seconds + record.eval_seconds
+            self.event("end", constants.RUN_STOP, status=constants.SUCCESS)
+        if point.step < self.plan.total_steps:
+            self._block("start", point.step)
+        if self.events:
+            self.events.write_scalars(
+                point.step, {"eval_accuracy": point.accuracy, "eval_loss": point.loss}
+            )
+        self.write_files()
+        hit = "  target reached" if point.accuracy >= self.config.target_accuracy else ""
+        self._say(
+            f"step {point.step:>5}  evaluation: {point.n_correct} of {point.n_seen} right, "
+            f"accuracy {point.accuracy:.4f}{hit}"
+        )
+        self.since = time.monotonic()
+
+    def close(self) -> None:
+        """Ends the log: a run that never reached the target says so."""
+        if self.steps_to_target is None:
+            self.event("end", constants.RUN_STOP, status=constants.ABORTED)
+        self.write_files()
+        if self.events:
+            self.events.close()
+        if self.log:
+            mlperf_log.close_log(self.log)
+
+    def write_files(self) -> None:
+        """Writes curve.csv, timing.csv and metrics.csv from the record."""
+        if not self.writes:
+            return
+        evaluator.write_curve(self.folder / "curve.csv", self.curve)
+        files.write_csv(self.folder / "timing.csv", TIMING_HEADER, self.record.timing)
+        if self.record.metrics:
+            header = list(self.record.metrics[0])
+            rows = [[f"{row[key]:.9g}" for key in header] for row in self.record.metrics]
+            files.write_csv(self.folder / "metrics.csv", header, rows)
+
+    def _fetch(self, step: int) -> None:
+        fetched = jax.device_get(self.waiting)  # the only transfer; waits for the last step
+        self.waiting = []
+        elapsed = time.monotonic() - self.since
+        self.since = time.monotonic()
+        record, n = self.record, len(fetched)
+        record.train_seconds += elapsed
+        self.steps_timed += n
+        self.seconds_timed += elapsed
+        for metrics in fetched:
+            bad = metrics["skipped"] > 0 or not np.isfinite(metrics["loss"])
+            record.bad_steps = record.bad_steps + 1 if bad else 0
+            if self.diverged:
+                break
+        row = {"step": step, "learning_rate": float(self.schedule(step - 1))}
+        row |= {key: float(np.mean([m[key] for m in fetched])) for key in fetched[0]}
+        record.metrics.append(row)
+        rate = n * self.plan.global_batch_size / elapsed
+        record.timing.append(
+            [step, round(record.train_seconds, 3), round(record.eval_seconds, 3), round(rate, 1)]
+        )
+        if self.events:
+            self.events.write_scalars(step, {k: v for k, v in row.items() if math.isfinite(v)})
+        self._say(
+            f"step {step:>5}/{self.plan.total_steps}  loss {row['loss']:.4f}  "
+            f"lr {row['learning_rate']:.4g}  {rate:,.0f} images/s  ETA {self._eta(step)}"
+        )
+
+    def _eta(self, step: int) -> datetime.timedelta:
+        """From this process's own steps, so that a resumed run does not count restored ones."""
+        seconds = (self.plan.total_steps - step) * self.seconds_timed / self.steps_timed
+        if self.record.curve:
+            ahead = sum(s >= step for s in self.plan.eval_steps)
+            seconds += ahead * self.record.eval_seconds / len(self.record.curve)
+        return datetime.timedelta(seconds=round(seconds))
+
+    def _block(self, kind: str, step: int) -> None:
+        first = mlperf_log.epoch_of(step if kind == "start" else self._block_began(step), self.plan)
+        key = constants.BLOCK_START if kind == "start" else constants.BLOCK_STOP
+        end = next((s for s in self.plan.eval_steps if s > step), step)
+        end = step if kind == "end" else end
+        count = max(mlperf_log.epoch_of(end, self.plan) - first, 1)
+        self.event(kind, key, first_epoch_num=first + 1, epoch_count=count)
+
+    def _block_began(self, step: int) -> int:
+        return max((s for s in self.plan.eval_steps if s < step), default=0)
+
+    def _say(self, line: str) -> None:
+        if self.writes:
+            print(line, flush=True)

@@ -1,0 +1,1 @@
+"""Networks. `resnet` holds ResNet v1.5, from the proxies' 8 layers to ResNet-50."""

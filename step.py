@@ -1,0 +1,213 @@
+"""The training step: pure per-device functions, the state, its placement, and the one pmap line.
+
+`train_step(state, batch)` and `eval_step(state, batch)` know no config, flags, files or
+TensorFlow. `over_devices` puts the train step on this process's devices; train.py, the tests and
+the ahead-of-time compiles use this same pair.
+
+A step is numbered by the updates completed before it: the update that takes `state.step` from s to
+s + 1 uses batch s and the learning rate schedule(s).
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import struct
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import optim
+from optim import distribute
+
+AXIS = "batch"
+Batch = Mapping[str, jax.Array]
+
+
+@struct.dataclass
+class TrainState:
+    """What a run consists of between two steps.
+
+    Attributes:
+      step: int32 scalar, completed updates (skipped ones included).
+      params, batch_stats: of the model, float32.
+      opt_state: of the optimizer, without what each device owns.
+      owned: what each device keeps for itself: leaves [devices, k, ...]; {} for most optimizers.
+    """
+
+    step: Any
+    params: Any
+    batch_stats: Any
+    opt_state: Any
+    owned: Any
+
+
+AXES = TrainState(step=None, params=None, batch_stats=None, opt_state=None, owned=0)
+over_devices = partial(
+    jax.pmap, axis_name=AXIS, in_axes=(AXES, 0), out_axes=(AXES, None), donate_argnums=0
+)
+evaluate_over_devices = partial(jax.pmap, axis_name=AXIS, in_axes=(AXES, 0), out_axes=None)
+
+
+def init_state(
+    model: nn.Module,
+    tx: optax.GradientTransformation,
+    image_shape: tuple[int, int, int],
+    seed: int,
+) -> TrainState:
+    """The canonical state before the first update, on the host's default device.
+
+    The same seed gives the same parameters on every host. `opt_state` is canonical (nothing is
+    owned yet); `place` hands the owned part out.
+    """
+
+    def build(key: jax.Array) -> TrainState:
+        variables = model.init(key, jnp.zeros((1, *image_shape), jnp.float32), train=False)
+        params = variables["params"]
+        return TrainState(
+            step=jnp.zeros((), jnp.int32),
+            params=params,
+            batch_stats=variables["batch_stats"],
+            opt_state=tx.init(params),
+            owned={},
+        )
+
+    return jax.jit(build)(jax.random.key(seed))
+
+
+def place(canonical: TrainState) -> TrainState:
+    """Puts a canonical state on this process's devices, each with the rows that it owns.
+
+    Everything goes through numpy, so that no two leaves share a buffer (donation would delete it
+    twice) and the first step meets the same placement as all later ones (one compilation).
+    """
+    devices = jax.local_devices()
+    mesh = Mesh(np.array(devices), (AXIS,))
+    opt_state, owned = distribute.split(canonical.opt_state, jax.device_count())
+    first = jax.process_index() * len(devices)
+    state = canonical.replace(
+        opt_state=opt_state,
+        owned=jax.tree.map(lambda x: x[first : first + len(devices)], owned),
+    )
+
+    def put(spec: P, tree: Any) -> Any:
+        sharding = NamedSharding(mesh, spec)
+        return jax.tree.map(lambda x: jax.device_put(np.array(x), sharding), tree)
+
+    return put(P(), state.replace(owned={})).replace(owned=put(P(AXIS), state.owned))
+
+
+def normalise(image: jax.Array, flip: jax.Array, mean: Any, std: Any) -> jax.Array:
+    """uint8 [b, h, w, c] -> float32, mirrored where `flip` [b], in units of std around mean."""
+    image = jnp.where(flip[:, None, None, None], image[:, :, ::-1], image)
+    return (image.astype(jnp.float32) - jnp.asarray(mean)) / jnp.asarray(std)
+
+
+def cross_entropy(logits: jax.Array, label: jax.Array, label_smoothing: float) -> jax.Array:
+    """Loss per example [b] against y (1 - a) + a / K (V07/V10; float32 after log_softmax)."""
+    log_probs = jax.nn.log_softmax(logits).astype(jnp.float32)
+    hit = jnp.take_along_axis(log_probs, label[:, None], axis=-1)[:, 0]
+    return -((1 - label_smoothing) * hit + label_smoothing * log_probs.mean(-1))
+
+
+def all_finite(tree: Any) -> jax.Array:
+    """Whether every element of every leaf is finite: a bool scalar."""
+    return jnp.all(jnp.array([jnp.isfinite(x).all() for x in jax.tree.leaves(tree)]))
+
+
+def keep_unless(ok: jax.Array, new: Any, old: Any) -> Any:
+    """`new` where ok, else `old`; integer leaves always advance.
+
+    The integers of an optimizer's state are counts of steps: were they held back, the schedule
+    would no longer be that of `state.step`.
+    """
+
+    def choose(n: jax.Array, o: jax.Array) -> jax.Array:
+        return jnp.where(ok, n, o) if jnp.issubdtype(n.dtype, jnp.inexact) else n
+
+    return jax.tree.map(choose, new, old)
+
+
+def make_train_step(
+    model: nn.Module,
+    tx: optax.GradientTransformation,
+    *,
+    label_smoothing: float,
+    mean: Any,
+    std: Any,
+) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]:
+    """Returns the per-device step (state, batch) -> (state, metrics) over axis `batch`.
+
+    Gradients, metrics and running statistics are averaged over the devices. An update whose
+    averaged gradient is not finite changes nothing but the counts, and is reported as skipped.
+
+    Args:
+      label_smoothing: weight of the uniform distribution over classes, a fraction.
+      mean, std: per channel, in pixel units 0..255.
+    """
+
+    def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, jax.Array]]:
+        image = normalise(batch["image"], batch["flip"], mean, std)
+
+        def loss_fn(params: Any) -> tuple[jax.Array, Any]:
+            logits, variables = model.apply(
+                {"params": params, "batch_stats": state.batch_stats},
+                image,
+                train=True,
+                mutable=["batch_stats"],
+            )
+            loss = cross_entropy(logits, batch["label"], label_smoothing).mean()
+            accuracy = (logits.argmax(-1) == batch["label"]).mean()
+            return loss, (accuracy, variables["batch_stats"])
+
+        (loss, (accuracy, batch_stats)), grads = jax.value_and_grad(loss_fn, has_aux=True)(
+            state.params
+        )
+        grads, batch_stats, loss, accuracy = jax.lax.pmean(
+            (grads, batch_stats, loss, accuracy), AXIS
+        )
+        ok = all_finite(grads)
+        old = distribute.attach(state.opt_state, state.owned)
+        updates, new = tx.update(grads, old, state.params)
+        opt_state, owned = distribute.detach(keep_unless(ok, new, old))
+        params = optax.apply_updates(state.params, updates)
+        next_state = TrainState(
+            step=state.step + 1,
+            params=keep_unless(ok, params, state.params),
+            batch_stats=keep_unless(ok, batch_stats, state.batch_stats),
+            opt_state=opt_state,
+            owned=owned,
+        )
+        metrics = {"loss": loss, "accuracy": accuracy, "skipped": 1 - ok.astype(jnp.int32)}
+        return next_state, metrics | optim.metrics(opt_state)
+
+    return train_step
+
+
+def make_eval_step(
+    model: nn.Module, *, mean: Any, std: Any
+) -> Callable[[TrainState, Batch], dict[str, jax.Array]]:
+    """Returns the per-device step (state, batch) -> sums over the unmasked examples of all devices.
+
+    n_correct and n_seen are int32 (float32 stops counting at 2^24), loss_sum is float32 without
+    label smoothing.
+    """
+
+    def eval_step(state: TrainState, batch: Batch) -> dict[str, jax.Array]:
+        image = normalise(batch["image"], batch["flip"], mean, std)
+        logits = model.apply(
+            {"params": state.params, "batch_stats": state.batch_stats}, image, train=False
+        )
+        mask, label = batch["mask"], batch["label"]
+        sums = {
+            "n_correct": jnp.sum((logits.argmax(-1) == label) & mask, dtype=jnp.int32),
+            "n_seen": jnp.sum(mask, dtype=jnp.int32),
+            "loss_sum": jnp.where(mask, cross_entropy(logits, label, 0.0), 0.0).sum(),
+        }
+        return jax.lax.psum(sums, AXIS)
+
+    return eval_step

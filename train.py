@@ -1,0 +1,246 @@
+"""One run: from a config to its result, in one visible loop."""
+
+import dataclasses
+import functools
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from etils import epath
+from ml_collections import ConfigDict
+
+import evaluator
+import input_pipeline
+import optim
+import step as steps
+import workdir as files
+from configs import plan as plans
+from journal import Journal
+from models.resnet import ResNet
+
+
+@dataclasses.dataclass(frozen=True)
+class RunResult:
+    """The content of run.json. Accuracies are fractions; None where there is no such value."""
+
+    recipe: str
+    optimizer: str
+    dataset: str
+    seed: int
+    status: str  # done | diverged
+    target_accuracy: float
+    steps_to_target: int | None
+    seconds_to_target: float | None
+    final_accuracy: float | None
+    best_accuracy: float | None
+    total_steps: int
+    global_batch_size: int
+    n_eval_examples: int
+    plan: Mapping[str, Any]
+    seconds: Mapping[str, float]
+    versions: Mapping[str, str]
+    git: str
+    device: Mapping[str, Any]
+    unverified: Sequence[str]
+    assumed: Sequence[str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """What is built from a config and does not depend on its seed."""
+
+    model: ResNet
+    tx: Any
+    schedule: Callable[[int], Any]
+    train_step: Callable
+    eval_step: Callable
+
+
+def build(config: ConfigDict, spec: input_pipeline.DatasetSpec) -> Program:
+    """Builds model, optimizer and steps; runs of one recipe in one process share them.
+
+    So a worker of a sweep compiles once for all its seeds.
+    """
+    not_shared = ("seed", "recipe", "unverified", "assumed")
+    shared = {k: v for k, v in files.config_as_json(config).items() if k not in not_shared}
+    return _build(json.dumps(shared, sort_keys=True), spec)
+
+
+@functools.lru_cache(maxsize=1)
+def _build(config_json: str, spec: input_pipeline.DatasetSpec) -> Program:
+    config = json.loads(config_json)
+    model = ResNet(
+        **{k: tuple(v) if isinstance(v, list) else v for k, v in config["model"].items()},
+        n_classes=spec.n_classes,
+        axis_name=steps.AXIS,
+    )
+    hyperparameters = {k: v for k, v in config["optimizer"].items() if k != "name"}
+    tx, schedule = optim.make_optimizer(
+        config["optimizer"]["name"],
+        hyperparameters,
+        config["schedule"],
+        total_steps=config["total_steps"],
+    )
+    pixels = {"mean": np.float32(spec.mean), "std": np.float32(spec.std)}
+    train_step = steps.make_train_step(
+        model, tx, label_smoothing=config["label_smoothing"], **pixels
+    )
+    return Program(
+        model=model,
+        tx=tx,
+        schedule=schedule,
+        train_step=steps.over_devices(train_step),
+        eval_step=steps.evaluate_over_devices(steps.make_eval_step(model, **pixels)),
+    )
+
+
+def train_and_evaluate(config: ConfigDict, workdir: str) -> RunResult:
+    """Trains for config.total_steps, evaluates as planned, writes the run's files.
+
+    A workdir that holds the same config's complete run gives that run's result.
+
+    Raises:
+      ValueError: a config, data set or workdir that cannot be used; nothing was written.
+      RuntimeError: an evaluation that did not count every example once.
+    """
+    began = time.monotonic()
+    plans.validate(config)
+    dataset = config.dataset.to_dict()
+    spec = input_pipeline.describe(**dataset)
+    program = build(config, spec)
+    plan = plans.make_plan(
+        config,
+        n_train_examples=spec.n_train_examples,
+        n_eval_examples=spec.n_eval_examples,
+        n_devices=jax.device_count(),
+        n_hosts=jax.process_count(),
+    )
+    folder = epath.Path(workdir)
+    complete = files.claim(folder, config)
+    if complete is not None:
+        print(f"{folder}: this run is complete already")
+        return RunResult(**complete)
+
+    here = {
+        "host_index": jax.process_index(),
+        "n_hosts": plan.n_hosts,
+        "n_local_devices": jax.local_device_count(),
+    }
+    initial = steps.init_state(program.model, program.tx, spec.image_shape, config.seed)
+    print(summary(config, plan, initial.params), flush=True)
+    journal = Journal(config, plan, folder, program.schedule)
+    compile_steps(program, initial, plan, spec)
+    state = steps.place(initial)
+    batches = input_pipeline.train_batches(
+        dataset,
+        seed=config.seed,
+        global_batch_size=plan.global_batch_size,
+        first_step=0,
+        **here,
+    )
+
+    journal.start(init_seconds=time.monotonic() - began)
+    for step, batch in zip(range(1, plan.total_steps + 1), batches, strict=False):
+        state, metrics = program.train_step(state, batch)
+        journal.record_step(step, metrics)
+        if journal.diverged:
+            break
+        if step in plan.eval_steps:
+            eval_batches = input_pipeline.eval_batches(
+                dataset, device_batch_size=plan.device_eval_batch_size, **here
+            )
+            journal.record_evaluation(
+                evaluator.evaluate(
+                    program.eval_step, state, eval_batches, step, plan.n_eval_examples
+                )
+            )
+            if config.stop_at_target and journal.steps_to_target:
+                break
+    journal.close()
+    result = result_of(config, plan, journal)
+    files.write_json(folder / "run.json", dataclasses.asdict(result))
+    return result
+
+
+def compile_steps(
+    program: Program,
+    initial: steps.TrainState,
+    plan: plans.Plan,
+    spec: input_pipeline.DatasetSpec,
+) -> None:
+    """Runs both steps once on blank images, so that the clock starts with everything compiled."""
+
+    def blank(device_batch_size: int) -> dict[str, np.ndarray]:
+        shape = (jax.local_device_count(), device_batch_size)
+        return {
+            "image": np.zeros((*shape, *spec.image_shape), np.uint8),
+            "label": np.zeros(shape, np.int32),
+            "mask": np.zeros(shape, bool),
+            "flip": np.zeros(shape, bool),
+        }
+
+    state, _ = program.train_step(steps.place(initial), blank(plan.device_batch_size))
+    jax.block_until_ready(program.eval_step(state, blank(plan.device_eval_batch_size)))
+
+
+def summary(config: ConfigDict, plan: plans.Plan, params: Any) -> str:
+    """What is about to run, on one screen."""
+    devices = jax.devices()
+    weights = [x.size for x in jax.tree.leaves(params)]
+    hyperparameters = ", ".join(f"{k}={v}" for k, v in sorted(config.optimizer.items()))
+    lines = [
+        f"recipe      {config.recipe}, seed {config.seed}",
+        f"optimizer   {hyperparameters}",
+        f"model       {sum(weights):,} parameters in {len(weights)} tensors, "
+        f"{config.model.compute_dtype}, BN span {config.model.bn_span}",
+        f"data        {config.dataset.name}: {plan.n_train_examples:,} training and "
+        f"{plan.n_eval_examples:,} evaluation examples",
+        f"plan        {plan.total_steps} steps of batch {plan.global_batch_size:,} "
+        f"({plan.data_epochs:.2f} data epochs), warm-up {plan.warmup_steps:g}, "
+        f"{len(plan.eval_steps)} evaluations, target {config.target_accuracy:.4g}",
+        f"devices     {len(devices)} x {devices[0].device_kind} on {plan.n_hosts} host(s), "
+        f"{plan.device_batch_size} examples each",
+    ]
+    for word in ("unverified", "assumed"):
+        if config[word]:
+            lines.append(f"{word:<11} {', '.join(config[word])}")
+    return "\n".join(lines)
+
+
+def result_of(config: ConfigDict, plan: plans.Plan, journal: Journal) -> RunResult:
+    """The run's verdict and provenance."""
+    record, devices = journal.record, jax.devices()
+    accuracies = [point.accuracy for point in journal.curve]
+    return RunResult(
+        recipe=config.recipe,
+        optimizer=config.optimizer.name,
+        dataset=config.dataset.name,
+        seed=config.seed,
+        status="diverged" if journal.diverged else "done",
+        target_accuracy=config.target_accuracy,
+        steps_to_target=journal.steps_to_target,
+        seconds_to_target=record.seconds_to_target,
+        final_accuracy=accuracies[-1] if accuracies else None,
+        best_accuracy=max(accuracies, default=None),
+        total_steps=config.total_steps,
+        global_batch_size=config.global_batch_size,
+        n_eval_examples=plan.n_eval_examples,
+        plan=plan.as_dict(),
+        seconds={
+            "init": record.init_seconds,
+            "train": record.train_seconds,
+            "eval": record.eval_seconds,
+        },
+        versions=files.versions(),
+        git=files.git_commit(),
+        device={
+            "kind": devices[0].device_kind,
+            "count": len(devices),
+            "hosts": jax.process_count(),
+        },
+        unverified=tuple(config.unverified),
+        assumed=tuple(config.assumed),
+    )

@@ -1,0 +1,110 @@
+"""A run's folder: who may use it, and writing its files so that none is ever half-written."""
+
+import csv
+import functools
+import importlib.metadata
+import io
+import json
+import pathlib
+import platform
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from etils import epath
+from ml_collections import ConfigDict
+
+PACKAGES = (
+    "jax",
+    "jaxlib",
+    "flax",
+    "optax",
+    "orbax-checkpoint",
+    "tensorflow-cpu",
+    "tensorflow-datasets",
+    "numpy",
+)
+MAY_MOVE = ("data_dir",)  # the data may lie elsewhere when a run is taken up again
+
+
+def write_text(path: epath.Path, text: str) -> None:
+    """Writes beside the file, then renames: a reader sees the old text or the new one."""
+    beside = path.parent / f".{path.name}.tmp"
+    beside.write_text(text)
+    beside.replace(path)
+
+
+def write_json(path: epath.Path, value: Any) -> None:
+    write_text(path, json.dumps(value, indent=1, sort_keys=True, allow_nan=False) + "\n")
+
+
+def write_csv(path: epath.Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(rows)
+    write_text(path, text.getvalue())
+
+
+def config_as_json(config: ConfigDict) -> dict[str, Any]:
+    """The config as JSON has it (tuples are lists)."""
+    return json.loads(config.to_json())
+
+
+def claim(workdir: epath.Path, config: ConfigDict) -> Mapping[str, Any] | None:
+    """Makes the folder this run's; returns the run.json of a run that is already complete.
+
+    Raises:
+      ValueError: the folder cannot be written, or holds the run of another config.
+    """
+    wanted = config_as_json(config)
+    config_file, run_file = workdir / "config.json", workdir / "run.json"
+    try:
+        if config_file.exists():
+            different = _first_difference(json.loads(config_file.read_text()), wanted)
+            if different:
+                raise ValueError(
+                    f"workdir={workdir}: holds the run of another config ({different}); "
+                    "give another workdir, or remove this one"
+                )
+            if run_file.exists():
+                return json.loads(run_file.read_text())
+        else:
+            workdir.mkdir(parents=True, exist_ok=True)
+            write_json(config_file, wanted)
+    except OSError as e:
+        raise ValueError(
+            f"workdir={workdir}: cannot be written ({e.strerror or e}); give another workdir"
+        ) from e
+    return None
+
+
+def _first_difference(there: Any, wanted: Any, field: str = "") -> str | None:
+    if isinstance(there, dict) and isinstance(wanted, dict):
+        for key in sorted({*there, *wanted}):
+            if key in MAY_MOVE:
+                continue
+            found = _first_difference(there.get(key), wanted.get(key), f"{field}.{key}".strip("."))
+            if found:
+                return found
+        return None
+    return None if there == wanted else f"{field}={there} there, {wanted} now"
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the packages that a result can depend on."""
+    return {"python": platform.python_version()} | {
+        name: importlib.metadata.version(name) for name in PACKAGES
+    }
+
+
+@functools.cache
+def git_commit() -> str:
+    """The commit of this code, with -dirty where files differ from it; 'unknown' without git."""
+    command = ("git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+    try:
+        folder = pathlib.Path(__file__).parent
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return done.stdout.strip()
