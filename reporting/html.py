@@ -35,7 +35,7 @@ def render(report: dict[str, Any], rows: Sequence[Row]) -> str:
         note(report["proxy_note"]),
         tables(report["rows"]),
         plots(rows),
-        section("Published beside ours", published_table(report["published"])),
+        section("Published, and found here", published_table(report["published"])),
         section("Failed runs", failed(report)),
     ]
     return (
@@ -136,8 +136,8 @@ def picture(svg: str, caption: str) -> str:
 
 
 def published_table(entries: Sequence[dict[str, Any]]) -> str:
-    lines = [[e["label"], e["published"], e["ours"], e["source"]] for e in entries]
-    return table(("recipe or system", "published", "ours", "source"), lines, wrap=(1, 2, 3))
+    lines = [[e["label"], e["published"], e["here"], e["source"]] for e in entries]
+    return table(("recipe or system", "published", "here", "source"), lines, wrap=(1, 2, 3))
 
 
 def failed(report: dict[str, Any]) -> str:

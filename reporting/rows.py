@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from reporting import inference
+from reporting import inference, mlperf_rules
 from reporting.runs import TIE_TOLERANCE, Run
 
 # Fields that change no result of a run.
@@ -78,13 +78,32 @@ def group(runs: Sequence[Run]) -> list[Row]:
     groups: dict[tuple[Any, ...], dict[str, list[Run]]] = {}
     for run in runs:
         task = (run.dataset, run.global_batch_size or 0, run.target_accuracy)
-        key = (*task, run.kind, run.recipe, run.optimizer, run.total_steps or 0)
+        key = (*task, run.kind, run.recipe, run.optimizer, run.total_steps or 0, submission(run))
         settings = json.dumps(flatten(run.config), sort_keys=True, default=str)
         groups.setdefault(key, {}).setdefault(settings, []).append(run)
-    rows = []
+    rows: list[Row] = []
     for key in sorted(groups):
         rows += _split(groups[key])
-    return rows
+    return _name_submissions(rows)
+
+
+def _name_submissions(rows: list[Row]) -> list[Row]:
+    """Adds the folder to rows of logs that could not be told apart by their names."""
+    folders: dict[str, set[str]] = {}
+    for row in rows:
+        folders.setdefault(row.first.recipe, set()).add(submission(row.first))
+    named = []
+    for row in rows:
+        if row.first.kind == "log" and len(folders[row.first.recipe]) > 1:
+            parts = [p for p in submission(row.first).split("/") if p not in ("", "resnet")]
+            row = replace(row, variant=", ".join(filter(None, [parts[-1], row.variant])))
+        named.append(row)
+    return named
+
+
+def submission(run: Run) -> str:
+    """Returns the folder of a log: one submission, and never merged with another one's runs."""
+    return str(run.record.get("folder", "")) if run.kind == "log" else ""
 
 
 def _split(by_settings: dict[str, list[Run]]) -> list[Row]:
@@ -128,13 +147,12 @@ def accuracy_statistics(row: Row) -> dict[str, Any]:
     finals = row.finals()
     if not len(finals):
         return {"median": None, "q25": None, "q75": None, "ci95": None, "n_measured": 0}
-    # Only observed values at the quartiles: interpolation against -inf (diverged) is undefined.
-    q25, q75 = np.quantile(finals, [0.25, 0.75], method="closest_observation")
+    q25, q75 = np.quantile(np.maximum(finals, -1e9), [0.25, 0.75])  # linear, diverged far below
     interval = inference.median_interval(list(finals))
     return {
         "median": finite(float(np.median(finals))),
-        "q25": finite(float(q25)),
-        "q75": finite(float(q75)),
+        "q25": float(q25) if q25 >= 0 else None,
+        "q75": float(q75) if q75 >= 0 else None,
         "ci95": None if interval is None else [finite(interval[0]), finite(interval[1])],
         "n_measured": len(finals),
     }
@@ -187,6 +205,23 @@ def summary(row: Row) -> dict[str, Any]:
         "claim": claim(row),
         "seconds_to_target": seconds_statistics(row),
         "flags": row_flags(row),
+        **(log_statistics(row) if first.kind == "log" else {}),
+    }
+
+
+def log_statistics(row: Row) -> dict[str, Any]:
+    """Returns what only MLPerf logs have: who, epochs as logged, the five-run rules."""
+    record = row.first.record
+    epochs = [run.record["epochs_to_target"] for run in row.runs if run.reached]
+    known = [epoch for epoch in epochs if epoch is not None]
+    return {
+        "org": record["org"],
+        "platform": record["platform"],
+        "division": record["division"],
+        "folder": record["folder"],
+        "epochs_to_target": {"median": float(np.median(known)) if known else None, "all": epochs},
+        "accuracy_at_stop": [run.last_accuracy for run in row.runs],
+        "mlperf": mlperf_rules.check(row.runs),
     }
 
 
@@ -202,6 +237,10 @@ def row_flags(row: Row) -> list[str]:
     n_unmeasured = row.n - len(row.finals())
     if n_unmeasured:
         flags.append(f"B: {n_unmeasured} of {row.n} runs did not run the whole budget")
+    if row.first.kind == "log":
+        flags += [
+            f"MLPerf rules: {problem}" for problem in mlperf_rules.check(row.runs)["problems"]
+        ]
     return flags
 
 

@@ -62,9 +62,9 @@ class Run:
     record: Mapping[str, Any] = field(default_factory=dict)
 
     def identity(self) -> object:
-        """Returns what two runs may not share: seed and setting, or for a log its clock."""
+        """Returns what two runs may not share: seed and setting, or the lines of a log."""
         if self.kind == "log":
-            return self.kind, self.record.get("run_start_ms"), self.curve, self.recipe
+            return self.record["content"]
         settings = {k: v for k, v in self.config.items() if k not in ("workdir", "data_dir")}
         text = json.dumps(settings, sort_keys=True, default=str)
         return self.recipe, self.dataset, self.global_batch_size, self.total_steps, self.seed, text

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 WIDTH = 100
+MAX_REFUSED = 12
 NAME = 20
 HEAD = (
     f"{'':{NAME}} {'':21}  {'A: steps to target':<19} {'B: accuracy at budget':<24} s to target\n"
@@ -21,7 +22,7 @@ def render(report: dict[str, Any]) -> str:
     for title, rows in tasks(report["rows"]):
         parts.append(_table(title, rows))
     parts.append(_section("Verdicts", verdict_lines(report["comparisons"])))
-    parts.append(_section("Published beside ours", published_lines(report["published"])))
+    parts.append(_section("Published; and found here", published_lines(report["published"])))
     if report["proxy_note"]:
         parts.append(_wrap(report["proxy_note"]))
     parts.append(_section("Failed runs", failed_lines(report)))
@@ -99,14 +100,25 @@ def _seconds(value: float | None) -> str:
 
 
 def verdict_lines(comparisons: Sequence[dict[str, Any]]) -> list[str]:
-    """Returns the sentences, those that could not be compared last."""
-    order = sorted(comparisons, key=lambda test: test["verdict"].startswith("not "))
-    return [test["sentence"] for test in order]
+    """Returns the sentences; what cannot be compared comes last, and once for both measures."""
+    told = [t["sentence"] for t in comparisons if not t["verdict"].startswith("not ")]
+    refused: dict[str, None] = {}
+    for test in comparisons:
+        if test["verdict"].startswith("not "):
+            refused[test["sentence"]] = None
+    lines = [*told, *list(refused)[:MAX_REFUSED]]
+    if len(refused) > MAX_REFUSED:
+        lines.append(f"{len(refused) - MAX_REFUSED} further pairs are not comparable (report.json)")
+    return lines
 
 
 def published_lines(entries: Sequence[dict[str, Any]]) -> list[str]:
-    """Returns one line for each published entry: what was published, what we have."""
-    return [f"{e['label']}: published {e['published']}; ours: {e['ours']}" for e in entries]
+    """Returns a line for each published recipe, and for each published log that was read here."""
+    shown = [e for e in entries if "accuracies" not in e or e["here"] != "not run"]
+    lines = [f"{e['label']}: {e['published']}; here: {e['here']}" for e in shown]
+    if len(shown) < len(entries):
+        lines.append(f"{len(entries) - len(shown)} published MLPerf results: see report.html")
+    return lines
 
 
 def failed_lines(report: dict[str, Any]) -> list[str]:

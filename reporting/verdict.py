@@ -39,6 +39,8 @@ def sentence(test: dict[str, Any]) -> str:
     """Returns one line: who, what, by how much, on which evidence."""
     a, b, said = test["a"], test["b"], test["verdict"]
     where = {"A": "steps to the target", "B": "accuracy at the budget", "ladder": "budget ladder"}
+    if said.startswith("not comparable: other batch"):
+        return f"{a} and {b}: {said}"
     if said.startswith("not "):
         return f"{a} and {b}, {where[test['measure']]}: {said}"
     evidence = f"{_size(test)}p = {test['p_adjusted']:.2g}"

@@ -27,7 +27,7 @@ def test_the_command_prints_and_writes_the_table(tmp_path, capsys):
     assert all(len(line) <= 100 for line in printed.splitlines())
     assert "shampoo:digits needs fewer steps" in printed or "more steps than shampoo" in printed
     assert "Not shown: anything about ImageNet" in " ".join(printed.split())
-    assert "ours: not run" in printed
+    assert "here: not run" in printed
     written = json.loads(json_path.read_text())
     lars, shampoo = written["rows"]
     assert (lars["recipe"], shampoo["recipe"]) == ("lars:digits", "shampoo:digits")
