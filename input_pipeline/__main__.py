@@ -1,6 +1,7 @@
 """Prepares a data set on disk, before anything else starts.
 
 python -m input_pipeline --name=fashion_mnist --data_dir=data [--manual_dir=DIRECTORY]
+    python -m input_pipeline --name=imagenet2012 --data_dir=data --manual_dir=ILSVRC_DIRECTORY
 """
 
 import argparse
@@ -20,9 +21,12 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--manual_dir", help="directory with the files that you have fetched yourself"
     )
+    parser.add_argument(
+        "--subset", action="store_true", help="accept archives of a part of ImageNet"
+    )
     flags = parser.parse_args(arguments)
     try:
-        found = prepare.ensure(flags.name, flags.data_dir, flags.manual_dir)
+        found = prepare.ensure(flags.name, flags.data_dir, flags.manual_dir, flags.subset)
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2

@@ -4,9 +4,12 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from input_pipeline import memory, prepare, prepared, sharding, spec
+from input_pipeline import caching, memory, prepare, sharding, spec, stream
+from input_pipeline.options import Options, read_options
+from input_pipeline.prepared import Prepared
 
 Batch = dict[str, np.ndarray]
+SEEDS = 2**31
 
 
 def train_batches(
@@ -22,51 +25,63 @@ def train_batches(
     """Yields training batches without end, from batch number `first_step` on.
 
     Batch number s is a pure function of (dataset, seed, s, global_batch_size, host_index, n_hosts).
-    The stream is continuous over data epochs (batches straddle them), and every epoch has a new
-    order.
+    The stream is continuous over data epochs (batches straddle them), each epoch in a new order.
 
     Args:
-      dataset: the fields of `spec.Options`.
-      first_step: number of the first batch; completed updates so far.
+      dataset: the fields of `Options`.
+      seed: 0 ... 2**31 - 1.
+      first_step: number of the first batch: the updates completed so far.
       n_local_devices: devices of this host, L; all hosts have as many.
 
     Yields:
-      image uint8 [L, b, H, W, C]; label int32 [L, b]; mask bool [L, b], all True; flip bool [L, b],
-      to be mirrored on the device. b = global_batch_size / (n_hosts L).
+      image uint8 (or as `image_dtype` says) [L, b, H, W, C]; label int32 [L, b]; mask bool [L, b],
+      all True; flip bool [L, b], to be mirrored on the device. b = global_batch_size / (n_hosts L).
 
     Raises:
       ValueError: for options and sizes that make no sense, and data that are missing or damaged.
     """
-    options = spec.read_options(dataset)
+    options = read_options(dataset)
     _check_host(host_index, n_hosts, n_local_devices)
     n_devices = n_hosts * n_local_devices
     if global_batch_size <= 0 or global_batch_size % n_devices:
+        above = (global_batch_size // n_devices + 1) * n_devices
         raise ValueError(
             f"global_batch_size={global_batch_size}: must be a positive multiple of the "
-            f"{n_devices} devices; "
-            f"the nearest are {max(global_batch_size // n_devices, 1) * n_devices} and "
-            f"{(global_batch_size // n_devices + 1) * n_devices}"
+            f"{n_devices} devices; the nearest are {max(above - n_devices, n_devices)} and {above}"
         )
-    if seed < 0 or first_step < 0:
-        raise ValueError(f"seed={seed}, first_step={first_step}: must not be negative")
+    if not (0 <= seed < SEEDS and first_step >= 0):
+        raise ValueError(f"seed={seed}, first_step={first_step}: need 0 <= seed < 2**31, step >= 0")
     found = prepare.ensure(options.name, options.data_dir)
     n_examples = found.n_examples("train")
     if n_examples < n_hosts:
         raise ValueError(
-            f"n_hosts={n_hosts}: more hosts than the {n_examples} training examples; use fewer "
-            f"hosts"
+            f"n_hosts={n_hosts}: more than the {n_examples} training examples; use fewer hosts"
         )
     shard = sharding.shard_bounds(n_examples, host_index, n_hosts)
-    images, labels = memory.load(str(found.directory), "train", *shard, _image_size(options, found))
-    batches = memory.train_batches(
-        images,
-        labels,
-        seed=seed,
-        shard=shard,
-        host_batch_size=global_batch_size // n_hosts,
-        first_step=first_step,
-        flipped=options.flipped,
-    )
+    host_batch_size = global_batch_size // n_hosts
+    image_size = _image_size(options, found)
+    if memory.fits(found):
+        images, labels = memory.load(str(found.directory), "train", *shard, image_size)
+        batches = memory.train_batches(
+            images,
+            labels,
+            seed=seed,
+            shard=shard,
+            host_batch_size=host_batch_size,
+            first_step=first_step,
+            flipped=options.flipped,
+        )
+    else:
+        caching.check_limit(found, options, image_size, host_index, n_hosts)
+        batches = stream.train_batches(
+            found,
+            options,
+            seed=seed,
+            shard=shard,
+            host_batch_size=host_batch_size,
+            first_step=first_step,
+            image_size=image_size,
+        )
     return (_over_devices(batch, n_local_devices) for batch in batches)
 
 
@@ -78,8 +93,7 @@ def eval_batches(
     n_hosts: int,
     n_local_devices: int,
 ) -> Iterator[Batch]:
-    """Yields every evaluation example exactly once over all hosts, padded; each host the same count
-    of batches.
+    """Yields every evaluation example exactly once over all hosts; each host as many batches.
 
     Yields:
       As `train_batches`, with b = device_batch_size; mask False marks padding; flip all False.
@@ -87,36 +101,57 @@ def eval_batches(
     Raises:
       ValueError: as `train_batches`.
     """
-    options = spec.read_options(dataset)
+    options = read_options(dataset)
     _check_host(host_index, n_hosts, n_local_devices)
     if device_batch_size <= 0:
         raise ValueError(f"device_batch_size={device_batch_size}: must be at least 1")
     found = prepare.ensure(options.name, options.data_dir)
     split = spec.eval_split(found)
     n_examples = found.n_examples(split)
+    shard = sharding.shard_bounds(n_examples, host_index, n_hosts)
     host_batch_size = device_batch_size * n_local_devices
-    start, stop = sharding.shard_bounds(n_examples, host_index, n_hosts)
-    if stop > start:
-        images, labels = memory.load(
-            str(found.directory), split, start, stop, _image_size(options, found)
+    n_batches = sharding.n_eval_batches(n_examples, host_batch_size, n_hosts)
+    image_size = _image_size(options, found)
+    if shard[0] == shard[1]:  # more hosts than examples: this one has padding only
+        batches: Iterator[Batch] = iter(())
+    elif memory.fits(found):
+        images, labels = memory.load(str(found.directory), split, *shard, image_size)
+        batches = memory.eval_batches(images, labels, host_batch_size=host_batch_size)
+    else:
+        batches = stream.eval_batches(
+            found,
+            options,
+            split=split,
+            shard=shard,
+            host_batch_size=host_batch_size,
+            image_size=image_size,
         )
-    else:  # more hosts than examples: this one has padding only
-        side = _image_size(options, found)
-        images, labels = (
-            np.zeros((0, side, side, found.image_shape[2]), np.uint8),
-            np.zeros(0, np.int32),
-        )
-    batches = memory.eval_batches(
-        images,
-        labels,
-        host_batch_size=host_batch_size,
-        n_batches=sharding.n_eval_batches(n_examples, host_batch_size, n_hosts),
-    )
-    return (_over_devices(batch, n_local_devices) for batch in batches)
+    image_shape = (image_size, image_size, found.image_shape[2] or 3)
+    padded = _padded(batches, n_batches, host_batch_size, image_shape)
+    return (_over_devices(batch, n_local_devices) for batch in padded)
 
 
-def _image_size(options: spec.Options, found: prepared.Prepared) -> int:
-    return options.image_size or found.image_shape[0]
+def _padded(
+    batches: Iterator[Batch], n_batches: int, host_batch_size: int, image_shape: tuple[int, ...]
+) -> Iterator[Batch]:
+    """Fills up the last batch and adds the empty ones that other hosts need."""
+    empty: Batch = {"image": np.zeros((0, *image_shape), np.uint8), "label": np.zeros(0, np.int32)}
+    for _ in range(n_batches):
+        batch = next(batches, empty)
+        n_real = len(batch["label"])
+        missing = host_batch_size - n_real
+        image = batch["image"]
+        yield {
+            "image": np.pad(image, ((0, missing), (0, 0), (0, 0), (0, 0))) if missing else image,
+            "label": np.pad(batch["label"], (0, missing)),
+            "mask": np.arange(host_batch_size) < n_real,
+            "flip": np.zeros(host_batch_size, bool),
+        }
+    assert next(batches, None) is None, "more evaluation batches than the shard should have"
+
+
+def _image_size(options: Options, found: Prepared) -> int:
+    return options.image_size or found.image_shape[0] or spec.DEFAULT_IMAGE_SIZE
 
 
 def _check_host(host_index: int, n_hosts: int, n_local_devices: int) -> None:

@@ -1,16 +1,16 @@
 """Small data sets: read once through tfds, kept as uint8 arrays, batches gathered from them."""
 
+import itertools
 import math
 from collections.abc import Iterator
 from functools import lru_cache
 
 import numpy as np
 
-from input_pipeline import prepared, sharding
+from input_pipeline import prepared, randomness, sharding
 from input_pipeline.host import tensorflow
 
 LIMIT_BYTES = 256 * 2**20  # of decoded images, a split
-ORDER, FLIP = 0, 1  # the independent random streams of an epoch
 
 
 def fits(found: prepared.Prepared) -> bool:
@@ -55,11 +55,6 @@ def mean_pool(images: np.ndarray, image_size: int) -> np.ndarray:
     return np.rint(squares.mean(axis=(2, 4))).astype(np.uint8)
 
 
-def generator(seed: int, epoch: int, stream: int, shard: tuple[int, int]) -> np.random.Generator:
-    """Returns the random numbers of one purpose, one epoch and one shard."""
-    return np.random.default_rng((seed, epoch, stream, *shard))
-
-
 def train_batches(
     images: np.ndarray,
     labels: np.ndarray,
@@ -75,47 +70,30 @@ def train_batches(
     Args:
       images: uint8 [n, H, W, C], this host's shard.
       labels: int32 [n].
-      shard: [start, stop) of the shard in the whole data set; names the host's random streams.
+      shard: [start, stop) of the shard in the whole data set.
     """
 
-    @lru_cache(maxsize=2)  # a batch straddles two epochs
-    def drawn(epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        order = generator(seed, epoch, ORDER, shard).permutation(len(images))
-        flips = generator(seed, epoch, FLIP, shard).integers(2, size=len(images), dtype=bool)
-        return order, flips & flipped
-
-    step = first_step
-    while True:
+    order = lru_cache(maxsize=2)(  # a batch straddles two epochs
+        lambda epoch: randomness.epoch_order(seed, epoch, shard)
+    )
+    for step in itertools.count(first_step):
         epochs, positions = sharding.stream_positions(step, host_batch_size, len(images))
         index = np.empty(host_batch_size, np.int64)
-        flip = np.empty(host_batch_size, bool)
         for epoch in range(epochs[0], epochs[-1] + 1):
-            order, flips = drawn(epoch)
             here = epochs == epoch
-            index[here] = order[positions[here]]
-            flip[here] = flips[index[here]]
+            index[here] = order(epoch)[positions[here]]
         yield {
             "image": np.take(images, index, axis=0),
             "label": labels[index],
             "mask": np.ones(host_batch_size, bool),
-            "flip": flip,
+            "flip": flipped & randomness.coin_flips(seed, epochs, shard[0] + index),
         }
-        step += 1
 
 
 def eval_batches(
-    images: np.ndarray, labels: np.ndarray, *, host_batch_size: int, n_batches: int
+    images: np.ndarray, labels: np.ndarray, *, host_batch_size: int
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Yields `n_batches` host batches in file order, padded at the end (mask False)."""
-    for start in range(0, n_batches * host_batch_size, host_batch_size):
-        n_real = len(images[start : start + host_batch_size])
-        image = np.zeros((host_batch_size, *images.shape[1:]), np.uint8)
-        label = np.zeros(host_batch_size, np.int32)
-        image[:n_real] = images[start : start + n_real]
-        label[:n_real] = labels[start : start + n_real]
-        yield {
-            "image": image,
-            "label": label,
-            "mask": np.arange(host_batch_size) < n_real,
-            "flip": np.zeros(host_batch_size, bool),
-        }
+    """Yields {image, label} in file order; the last batch is as short as it comes."""
+    for start in range(0, len(images), host_batch_size):
+        stop = start + host_batch_size
+        yield {"image": images[start:stop], "label": labels[start:stop]}

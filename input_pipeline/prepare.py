@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import os
+import tempfile
 import threading
 import urllib.error
 import urllib.request
@@ -10,37 +11,41 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from absl import logging
 from etils import epath
 
-from input_pipeline import prepared
+from input_pipeline import fashion_mnist, ilsvrc, prepared
 from input_pipeline.host import tensorflow
-from input_pipeline.spec import EMBEDDED, KNOWN
+from input_pipeline.spec import EMBEDDED, KNOWN, locate, missing_message
 
 REACH_SECONDS = 5.0
 
 
-def ensure(name: str, data_dir: str, manual_dir: str | None = None) -> prepared.Prepared:
+def ensure(
+    name: str, data_dir: str, manual_dir: str | None = None, is_subset: bool = False
+) -> prepared.Prepared:
     """Returns the prepared data set, made now if it is not there yet. Safe to call from many
     processes.
 
     Args:
       manual_dir: directory with files that the user has fetched, named as in the data set's URLs.
+      is_subset: accept archives of a part of ImageNet.
 
     Raises:
       ValueError: unknown name; data that cannot be made here, with what to do.
     """
-    found = prepared.find(name, data_dir)
-    if found:
-        return found
-    if name == "imagenet2012":
-        raise ValueError(prepared.missing_message(name, data_dir))
-    _make_directory(data_dir)
-    with _lock(name, data_dir):
-        found = prepared.find(name, data_dir)  # another process may have made it while we waited
-        if not found:
-            _build(name, data_dir, manual_dir)
-            found = prepared.find(name, data_dir)
+    found = locate(name, data_dir)
+    if found is None:
+        if name == "imagenet2012" and manual_dir is None:
+            raise ValueError(missing_message(name, data_dir))
+        _make_directory(data_dir)
+        with _lock(name, data_dir):
+            found = locate(name, data_dir)  # another process may have made it while we waited
+            if found is None:
+                _build(name, data_dir, manual_dir, is_subset)
+                found = locate(name, data_dir)
     assert found is not None, f"tfds prepared {name} somewhere else than in {data_dir}"
+    prepared.check(found)
     return found
 
 
@@ -71,17 +76,38 @@ def _lock(name: str, data_dir: str) -> Iterator[None]:
         yield
 
 
-def _build(name: str, data_dir: str, manual_dir: str | None) -> None:
+def _build(name: str, data_dir: str, manual_dir: str | None, is_subset: bool) -> None:
+    if manual_dir and name == "imagenet2012":
+        logging.info("%s", ilsvrc.check(manual_dir, data_dir, is_subset))
     builder = _builder(name, data_dir)
-    if not (manual_dir and _has_files(builder, manual_dir)):
-        _check_reachable(name, list(builder.url_infos or ()), data_dir)
+    with tempfile.TemporaryDirectory() as scratch:
+        if manual_dir and name == "fashion_mnist":
+            fashion_mnist.restore_headers(Path(manual_dir), Path(scratch))
+            manual_dir = scratch
+        if name != "imagenet2012" and not (manual_dir and _has_files(builder, manual_dir)):
+            _check_reachable(name, list(builder.url_infos or ()), data_dir)
+        _download_and_prepare(builder, name, data_dir, manual_dir)
+
+
+def _download_and_prepare(builder, name: str, data_dir: str, manual_dir: str | None) -> None:
     import tensorflow_datasets as tfds
+    from tensorflow_datasets.core.download import download_manager
 
     tfds.display_progress_bar(False)
-    builder.download_and_prepare(
-        download_dir=os.path.join(data_dir, "downloads"),
-        download_config=tfds.download.DownloadConfig(manual_dir=manual_dir, try_download_gcs=False),
+    config = tfds.download.DownloadConfig(
+        manual_dir=manual_dir,
+        force_checksums_validation=bool(builder.url_infos),
+        try_download_gcs=False,
     )
+    try:
+        builder.download_and_prepare(
+            download_dir=os.path.join(data_dir, "downloads"), download_config=config
+        )
+    except download_manager.NonMatchingChecksumError as error:
+        raise ValueError(
+            f"dataset.name={name}: a file of {manual_dir or 'the download'} is not the "
+            f"published one: {' '.join(str(error).split())}; fetch it again"
+        ) from error
 
 
 def _builder(name: str, data_dir: str):
@@ -104,7 +130,7 @@ def _builder(name: str, data_dir: str):
 def _has_files(builder, manual_dir: str) -> bool:
     """Whether every file of the builder's URLs lies in `manual_dir` (tfds checks their sums)."""
     names = [info.filename for info in (builder.url_infos or {}).values()]
-    return bool(names) and all((epath.Path(manual_dir) / name).exists() for name in names)
+    return bool(names) and all(name and (epath.Path(manual_dir) / name).exists() for name in names)
 
 
 def _check_reachable(name: str, urls: list[str], data_dir: str) -> None:

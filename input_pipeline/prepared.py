@@ -1,25 +1,27 @@
-"""Data sets that tfds has prepared on disk: their JSON metadata, read without TensorFlow."""
+"""Data sets on disk: what is known of one, and checks of its files. No TensorFlow here."""
 
-import json
+import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from etils import epath
 
-VERSION = re.compile(r"\d+\.\d+\.\d+")
+SYNSET = re.compile(r"n\d{8}")
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """One prepared data set: `directory` holds dataset_info.json, features.json and the shards.
+    """One data set on disk: `directory` holds the shards and, but for MLPerf's, tfds's metadata.
 
     `image_shape` is (height, width, channels) as stored, None where it varies.
     """
 
+    name: str
     directory: epath.Path
     image_shape: tuple[int | None, ...]
     n_classes: int
-    shard_lengths: dict[str, tuple[int, ...]]
+    shard_lengths: dict[str, tuple[int, ...]] = field(hash=False)
+    is_mlperf: bool = False
 
     def n_examples(self, split: str) -> int:
         n_examples = sum(self.shard_lengths.get(split, ()))
@@ -31,67 +33,43 @@ class Prepared:
         return n_examples
 
 
-def missing_message(name: str, data_dir: str) -> str:
-    """One line: what is missing and the command that makes it."""
-    state = (
-        "is not prepared there" if epath.Path(data_dir).exists() else "the directory does not exist"
-    )
-    return (
-        f"dataset.data_dir={data_dir}: {name}: {state}; prepare it with: "
-        f"python -m input_pipeline --name={name} --data_dir={data_dir}"
-    )
+def shard_files(found: Prepared, split: str) -> list[epath.Path]:
+    """Returns the paths of a split's files, in order."""
+    stem = split if found.is_mlperf else f"{found.name}-{split}.tfrecord"
+    n_shards = len(found.shard_lengths[split])
+    return [found.directory / f"{stem}-{i:05d}-of-{n_shards:05d}" for i in range(n_shards)]
 
 
-def find(name: str, data_dir: str) -> Prepared | None:
-    """Returns the newest version of `name` prepared under `data_dir`, or None.
+def check(found: Prepared) -> None:
+    """Raises ValueError if a file is missing, empty or unreadable, or the classes disordered."""
+    for split in found.shard_lengths:
+        for file in shard_files(found, split):
+            check_shard(file)
+    if found.name == "imagenet2012" and not found.is_mlperf:
+        _check_synsets(found)
 
-    Looks at DATA_DIR/NAME/VERSION and, for a name with a configuration such as "emnist/letters", at
-    DATA_DIR/NAME/CONFIG/VERSION. Directories that tfds has not finished have other names.
-    """
-    root = epath.Path(data_dir) / name
-    try:
-        versions = (
-            [path for path in root.iterdir() if VERSION.fullmatch(path.name)]
-            if root.is_dir()
-            else []
+
+def check_shard(file: epath.PathLike) -> None:
+    """Raises ValueError if one file of examples is missing, empty or unreadable."""
+    file = epath.Path(file)
+    if not file.exists():
+        raise ValueError(f"dataset.data_dir: {file} is missing; copy or prepare the data set again")
+    if is_local(str(file)) and not os.access(file, os.R_OK):
+        raise ValueError(f"dataset.data_dir: {file}: no permission to read; grant it (chmod a+r)")
+    if not file.stat().length:
+        raise ValueError(f"dataset.data_dir: {file} is empty; copy or prepare the data set again")
+
+
+def _check_synsets(found: Prepared) -> None:
+    """The labels are positions in this file: another order would train, and evaluate, nonsense."""
+    file = found.directory / "label.labels.txt"
+    synsets = file.read_text().split() if file.exists() else []
+    ordered = sorted(set(synsets)) == synsets
+    if len(synsets) != 1000 or not ordered or not all(SYNSET.fullmatch(s) for s in synsets):
+        raise ValueError(
+            f"dataset.data_dir: {file}: not the 1000 synsets of ImageNet in order; "
+            "prepare the data set again"
         )
-        versions = [path for path in versions if (path / "dataset_info.json").exists()]
-    except PermissionError as error:
-        raise ValueError(
-            f"dataset.data_dir={data_dir}: no permission to read {root}; grant it"
-        ) from error
-    if not versions:
-        return None
-    return read(max(versions, key=lambda path: tuple(map(int, path.name.split(".")))))
-
-
-def read(directory: epath.PathLike) -> Prepared:
-    """Returns what the metadata in `directory` say; ValueError if unreadable or of no use."""
-    directory = epath.Path(directory)
-    try:
-        info = json.loads((directory / "dataset_info.json").read_text())
-        features = json.loads((directory / "features.json").read_text())["featuresDict"]["features"]
-        shape = features["image"]["image"]["shape"]["dimensions"]
-        n_classes = int(features["label"]["classLabel"]["numClasses"])
-    except PermissionError as error:
-        raise ValueError(
-            f"dataset.data_dir={directory}: no permission to read the metadata"
-        ) from error
-    except (OSError, KeyError, json.JSONDecodeError) as error:
-        raise ValueError(
-            f"dataset.data_dir={directory}: not a prepared image classification set (features "
-            f"'image' and "
-            f"'label'): {error!r}; prepare it again or choose another"
-        ) from error
-    return Prepared(
-        directory=directory,
-        image_shape=tuple(int(length) if int(length) > 0 else None for length in shape),
-        n_classes=n_classes,
-        shard_lengths={
-            split["name"]: tuple(int(n) for n in split.get("shardLengths", ()))
-            for split in info["splits"]
-        },
-    )
 
 
 def is_local(data_dir: str) -> bool:

@@ -1,9 +1,11 @@
-"""What a data set is, and what a user may choose about it. No TensorFlow here."""
+"""What a data set is: the facts that model, schedule and step need. No TensorFlow here."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
-from input_pipeline import prepared
+from etils import epath
+
+from input_pipeline import mlperf, prepared, tfds_metadata
+from input_pipeline.options import read_options
 
 
 @dataclass(frozen=True)
@@ -55,51 +57,43 @@ KNOWN = {
         ),
     )
 }
-FLIPPED = ("imagenet2012", "cifar10")  # a mirrored digit is another digit, or none
 EMBEDDED = ("digits",)
-EVAL_SPLITS = ("test", "validation")
+DEFAULT_IMAGE_SIZE = 224  # of sets of JPEGs of varying size
 
 
-@dataclass(frozen=True)
-class Options:
-    """What a user may choose about the data (the keys of `config.dataset`).
-
-    Attributes:
-      name: a name of KNOWN, or of any image classification set of tfds.
-      data_dir: the directory that holds prepared data sets, as tfds lays them out; or one with
-        MLPerf's classification TFRecords (train-00000-of-01024 ...).
-      image_size: side in pixels of the square image fed to the model; None: the data set's own.
-        Small images are averaged over squares, so it must divide their side.
-      flip: mirror half of the training images; None: as the data set allows it (see FLIPPED).
-    """
-
-    name: str
-    data_dir: str
-    image_size: int | None = None
-    flip: bool | None = None
-
-    @property
-    def flipped(self) -> bool:
-        return self.name in FLIPPED if self.flip is None else self.flip
+def eval_split(found: prepared.Prepared) -> str:
+    """Returns the name of the split to evaluate on; ImageNet's test split has no labels."""
+    splits = ("validation",) if found.name == "imagenet2012" else ("test", "validation")
+    for split in splits:
+        if found.shard_lengths.get(split):
+            return split
+    raise ValueError(
+        f"dataset.data_dir={found.directory}: no {' or '.join(splits)} split, or an empty one; "
+        "prepare the data set again"
+    )
 
 
-def read_options(dataset: Mapping) -> Options:
-    """Returns the options in a mapping; ValueError for keys and values that make no sense."""
-    known = [field.name for field in fields(Options)]
-    for key in dataset:
-        if key not in known:
-            raise ValueError(
-                f"dataset.{key}={dataset[key]!r}: no such option; known: {', '.join(known)}"
-            )
-    for key in ("name", "data_dir"):
-        if not dataset.get(key):
-            raise ValueError(f"dataset.{key}={dataset.get(key)!r}: must be given")
-    return Options(**dataset)
+def locate(name: str, data_dir: str) -> prepared.Prepared | None:
+    """Returns the data set in `data_dir`, as tfds prepared it or as MLPerf's TFRecords; or None."""
+    found = tfds_metadata.find(name, data_dir)
+    if found is None and name == "imagenet2012" and prepared.is_local(data_dir):
+        found = mlperf.find(data_dir)
+    return found
+
+
+def missing_message(name: str, data_dir: str) -> str:
+    """One line: what is missing and the command that makes it."""
+    state = (
+        "is not prepared there" if epath.Path(data_dir).exists() else "the directory does not exist"
+    )
+    return (
+        f"dataset.data_dir={data_dir}: {name}: {state}; prepare it with: "
+        f"python -m input_pipeline --name={name} --data_dir={data_dir}"
+    )
 
 
 def describe(name: str, data_dir: str | None, **options) -> DatasetSpec:
-    """Returns the facts of a data set, from its prepared metadata if there are any. Needs no
-    TensorFlow.
+    """Returns the facts of a data set, from its metadata if it is prepared. Needs no TensorFlow.
 
     Args:
       name: a name of KNOWN, or a data set already prepared in `data_dir`.
@@ -113,11 +107,11 @@ def describe(name: str, data_dir: str | None, **options) -> DatasetSpec:
     chosen = read_options({"name": name, "data_dir": data_dir or "unused", **options})
     if data_dir is None:
         return _with_image_size(_known(name), chosen.image_size)
-    found = prepared.find(name, data_dir)
+    found = locate(name, data_dir)
     if found is None and name in KNOWN:
         # Made or fetched on first use. ImageNet cannot be.
         if name == "imagenet2012":
-            raise ValueError(prepared.missing_message(name, data_dir))
+            raise ValueError(missing_message(name, data_dir))
         return _with_image_size(_known(name), chosen.image_size)
     if found is None:
         raise ValueError(
@@ -141,7 +135,8 @@ def _from_metadata(name: str, found: prepared.Prepared) -> DatasetSpec:
     if known:
         side, mean, std = known.image_shape[0], known.mean, known.std
     else:
-        side, mean, std = 224, (127.5,) * n_channels, (64.0,) * n_channels
+        side = DEFAULT_IMAGE_SIZE
+        mean, std = (127.5,) * n_channels, (64.0,) * n_channels
     height, width = (length or side for length in found.image_shape[:2])
     return DatasetSpec(
         name=name,
@@ -151,18 +146,6 @@ def _from_metadata(name: str, found: prepared.Prepared) -> DatasetSpec:
         image_shape=(height, width, n_channels),
         mean=mean,
         std=std,
-    )
-
-
-def eval_split(found: prepared.Prepared) -> str:
-    """Returns the name of the split to evaluate on."""
-    for split in EVAL_SPLITS:
-        if found.shard_lengths.get(split):
-            return split
-    raise ValueError(
-        f"dataset.data_dir={found.directory}: no {' or '.join(EVAL_SPLITS)} split, or an empty "
-        f"one; "
-        "prepare the data set again"
     )
 
 

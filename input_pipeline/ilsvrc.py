@@ -1,0 +1,121 @@
+"""The two ILSVRC2012 archives, looked through before hours are spent on them."""
+
+import shutil
+import tarfile
+from pathlib import Path
+
+from input_pipeline.options import GIB
+from input_pipeline.prepared import SYNSET
+
+TRAIN, VAL = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"
+# Sizes as in tfds's checksums.tsv.
+OFFICIAL_BYTES = {TRAIN: 147_897_477_120, VAL: 6_744_924_160}
+OFFICIAL_COUNTS = {TRAIN: 1000, VAL: 50_000}
+DISK_FACTOR = 2  # tfds sorts into temporary files before it writes the final ones
+BLOCK_BYTES = 512
+
+
+def check(manual_dir: str, data_dir: str, is_subset: bool) -> str:
+    """Returns one line about the archives, ready to be prepared.
+
+    Args:
+      manual_dir: directory with both archives.
+      data_dir: where they will be prepared; must have room.
+      is_subset: accept fewer synsets and images than the full set's.
+
+    Raises:
+      ValueError: an archive is missing, truncated, or not what its name says; too little room.
+    """
+    directory = Path(manual_dir)
+    for name in (TRAIN, VAL):
+        _check_file(directory / name, is_subset)
+    synsets = _names(directory / TRAIN)
+    for synset in synsets:
+        if not (synset.endswith(".tar") and SYNSET.fullmatch(synset.removesuffix(".tar"))):
+            raise _wrong(directory / TRAIN, f"holds {synset!r}; expected n01440764.tar and so on")
+    _check_inner(directory / TRAIN)
+    images = _names(directory / VAL)
+    _check_val_names(directory / VAL, images)
+    for name, found in ((TRAIN, synsets), (VAL, images)):
+        if len(found) != OFFICIAL_COUNTS[name] and not is_subset:
+            raise _wrong(
+                directory / name, f"holds {len(found)} entries, not {OFFICIAL_COUNTS[name]}"
+            )
+    n_bytes = sum((directory / name).stat().st_size for name in (TRAIN, VAL))
+    free_bytes = shutil.disk_usage(data_dir).free
+    if free_bytes < DISK_FACTOR * n_bytes:
+        raise ValueError(
+            f"dataset.data_dir={data_dir}: {free_bytes / GIB:.1f} GiB free, "
+            f"{DISK_FACTOR * n_bytes / GIB:.1f} GiB needed; make room or choose another"
+        )
+    return (
+        f"{directory}: {len(synsets)} synsets and {len(images)} validation images, "
+        f"{n_bytes / GIB:.3g} GiB; {free_bytes / GIB:.0f} GiB free in {data_dir}"
+    )
+
+
+def _wrong(file: Path, what: str) -> ValueError:
+    return ValueError(
+        f"manual_dir: {file}: {what}; fetch it again from image-net.org/download-images"
+    )
+
+
+def _check_file(file: Path, is_subset: bool) -> None:
+    expected = OFFICIAL_BYTES[file.name]
+    if not file.is_file():
+        raise ValueError(
+            f"manual_dir={file.parent}: {file.name} ({expected:,} bytes) is missing; both "
+            f"{TRAIN} and {VAL} must lie there, from image-net.org/download-images"
+        )
+    try:
+        n_bytes = file.stat().st_size
+        with file.open("rb") as archive:
+            archive.seek(max(n_bytes - 2 * BLOCK_BYTES, 0))
+            tail = archive.read()
+    except PermissionError as error:
+        raise ValueError(f"manual_dir: {file}: no permission to read; grant it") from error
+    if n_bytes != expected and not is_subset:
+        raise _wrong(
+            file,
+            f"{n_bytes:,} bytes, not the {expected:,} of the full set: truncated or another file "
+            "(for a part of ImageNet on purpose: --subset)",
+        )
+    if any(tail) or len(tail) < 2 * BLOCK_BYTES:
+        raise _wrong(file, "does not end like a tar archive: truncated or another file")
+
+
+def _names(file: Path) -> list[str]:
+    try:
+        with tarfile.open(file, "r:") as archive:
+            return archive.getnames()
+    except tarfile.TarError as error:
+        raise _wrong(file, f"truncated or not a tar archive ({error})") from error
+
+
+def _check_inner(file: Path) -> None:
+    """Looks at the beginning and the end of every synset's archive."""
+    with tarfile.open(file, "r:") as outer:
+        for member in outer:
+            inner = outer.extractfile(member)
+            try:
+                if inner is None:
+                    raise tarfile.ReadError("not a file")
+                tarfile.TarInfo.frombuf(inner.read(BLOCK_BYTES), "utf-8", "strict")
+                inner.seek(max(member.size - 2 * BLOCK_BYTES, 0))
+                if any(inner.read()):
+                    raise tarfile.ReadError("truncated")
+            except tarfile.TarError as error:
+                raise _wrong(file, f"{member.name} in it is damaged ({error})") from error
+
+
+def _check_val_names(file: Path, names: list[str]) -> None:
+    """tfds gives the i-th name in alphabetical order the i-th label, whatever the name says."""
+    for i, name in enumerate(sorted(names)):
+        expected = f"ILSVRC2012_val_{i + 1:08d}.JPEG"
+        if name != expected:
+            raise _wrong(
+                file,
+                f"holds {name!r} where {expected!r} belongs: every label after it would be wrong",
+            )
+    if not names:
+        raise _wrong(file, "is empty")

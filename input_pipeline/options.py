@@ -1,0 +1,82 @@
+"""What a user may choose about the data: the keys of `config.dataset`."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+FLIPPED = ("imagenet2012", "cifar10")  # a mirrored digit is another digit, or none
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Options:
+    """The choices about a data set. Those after `flip` concern sets of JPEGs of varying size.
+
+    Attributes:
+      name: a name of `spec.KNOWN`, or of any image classification set of tfds.
+      data_dir: the directory that holds prepared data sets, as tfds lays them out; or the one with
+        MLPerf's ImageNet TFRecords (train-00000-of-01024 ...).
+      image_size: side in pixels of the square image fed to the model; None: the data set's own.
+        Small images are averaged over squares, so it must divide their side.
+      flip: mirror half of the training images; None: as the data set allows it (see FLIPPED).
+      crop_area_min: smallest area of a training crop as a fraction of the image. 0.05 in MLPerf
+        v1.0 and where v0.7 caches JPEGs; 0.08 where v0.7 caches decoded images.
+      image_dtype: "uint8", or "bfloat16" for exactly the pixels of the submissions.
+      shuffle_buffer_examples: examples that a host draws from at random; 16384 in MLPerf.
+      cache: what a host keeps of its training shard: "none", "jpeg" or "decoded".
+      cache_limit_gib: memory that the cache of a host may take; more is an error before the start.
+      on_corrupt: an image that cannot be decoded: "fail", or "skip" (training only): its place in
+        the batch is taken by its neighbour, and it is counted in the log.
+    """
+
+    name: str
+    data_dir: str
+    image_size: int | None = None
+    flip: bool | None = None
+    crop_area_min: float = 0.05
+    image_dtype: str = "uint8"
+    shuffle_buffer_examples: int = 16384
+    cache: str = "none"
+    cache_limit_gib: float = 32.0
+    on_corrupt: str = "fail"
+
+    def __post_init__(self) -> None:
+        for key, known in CHOICES.items():
+            if getattr(self, key) not in known:
+                raise ValueError(
+                    f"dataset.{key}={getattr(self, key)!r}: must be one of {', '.join(known)}"
+                )
+        if not 0 < self.crop_area_min <= 1:
+            raise ValueError(f"dataset.crop_area_min={self.crop_area_min}: must be in (0, 1]")
+        for key in ("image_size", "shuffle_buffer_examples"):
+            value = getattr(self, key)
+            if value is not None and value < 1:
+                raise ValueError(f"dataset.{key}={value}: must be at least 1")
+
+    @property
+    def flipped(self) -> bool:
+        return self.name in FLIPPED if self.flip is None else self.flip
+
+    @property
+    def cache_limit_bytes(self) -> int:
+        return int(self.cache_limit_gib * GIB)
+
+
+CHOICES = {
+    "image_dtype": ("uint8", "bfloat16"),
+    "cache": ("none", "jpeg", "decoded"),
+    "on_corrupt": ("fail", "skip"),
+}
+
+
+def read_options(dataset: Mapping) -> Options:
+    """Returns the options in a mapping; ValueError for keys and values that make no sense."""
+    known = [field.name for field in fields(Options)]
+    for key in dataset:
+        if key not in known:
+            raise ValueError(
+                f"dataset.{key}={dataset[key]!r}: no such option; known: {', '.join(known)}"
+            )
+    for key in ("name", "data_dir"):
+        if not dataset.get(key):
+            raise ValueError(f"dataset.{key}={dataset.get(key)!r}: must be given")
+    return Options(**dataset)

@@ -1,0 +1,105 @@
+"""Encoded examples in a fixed order, from a set prepared by tfds or from MLPerf's own TFRecords.
+
+Both give a tf.data.Dataset of {index int64, jpeg string, label int32, id string}; `index` numbers
+the examples of the whole split, `id` names one in messages.
+"""
+
+import bisect
+import itertools
+
+from input_pipeline.host import Dataset, as_written, map_in_order, n_cores, tensorflow
+from input_pipeline.prepared import Prepared, shard_files
+
+READ_FILES_AT_ONCE = 16  # like tfds
+READ_EXAMPLES_AT_ONCE = 16
+
+
+def read(found: Prepared, split: str, start: int, stop: int) -> Dataset:
+    """Returns the examples [start, stop) of a split, in an order that only the bounds decide."""
+    examples = (
+        _read_mlperf(found, split, start, stop)
+        if found.is_mlperf
+        else _read_tfds(found, split, start, stop)
+    )
+
+    def numbered(index, example):
+        return {"index": index, **example}
+
+    return examples.enumerate(start).map(as_written(numbered))
+
+
+def _read_tfds(found: Prepared, split: str, start: int, stop: int) -> Dataset:
+    tf = tensorflow()
+    import tensorflow_datasets as tfds
+
+    examples = tfds.builder_from_directory(found.directory).as_dataset(
+        split=tfds.core.ReadInstruction(split, from_=start, to=stop, unit="abs"),
+        decoders={"image": tfds.decode.SkipDecoding()},
+        shuffle_files=False,
+        read_config=tfds.ReadConfig(
+            interleave_cycle_length=READ_FILES_AT_ONCE,
+            interleave_block_length=READ_EXAMPLES_AT_ONCE,
+            try_autocache=False,
+            skip_prefetch=True,
+            add_tfds_id=True,
+        ),
+    )
+
+    def encoded(example):
+        identity = example["tfds_id"]
+        if "file_name" in example:
+            identity = tf.strings.join([example["file_name"], " (", identity, ")"])
+        return {
+            "jpeg": example["image"],
+            "label": tf.cast(example["label"], tf.int32),
+            "id": identity,
+        }
+
+    return map_in_order(examples, encoded)
+
+
+def _read_mlperf(found: Prepared, split: str, start: int, stop: int) -> Dataset:
+    tf = tensorflow()
+    lengths = found.shard_lengths[split]
+    ends = list(itertools.accumulate(lengths))
+    first, last = bisect.bisect_right(ends, start), bisect.bisect_left(ends, stop)
+    files = [str(file) for file in shard_files(found, split)][first : last + 1]
+    skips, takes = [], []
+    for i in range(first, last + 1):
+        file_start = ends[i] - lengths[i]
+        skips.append(max(start - file_start, 0))
+        takes.append(min(stop - file_start, lengths[i]) - skips[-1])
+
+    def records(file, skip, take):
+        numbers = tf.data.Dataset.range(skip, skip + take)
+        packed = tf.data.TFRecordDataset(file).skip(skip).take(take)
+        return tf.data.Dataset.zip(packed, numbers).map(
+            as_written(lambda record, number: (record, file, number))
+        )
+
+    def encoded(record, file, number):
+        parsed = tf.io.parse_single_example(
+            record,
+            {
+                "image/encoded": tf.io.FixedLenFeature((), tf.string),
+                "image/class/label": tf.io.FixedLenFeature((), tf.int64),
+                "image/filename": tf.io.FixedLenFeature((), tf.string, default_value=""),
+            },
+        )
+        name = tf.strings.regex_replace(file, ".*/", "")
+        return {
+            "jpeg": parsed["image/encoded"],
+            "label": tf.cast(parsed["image/class/label"] - 1, tf.int32),  # stored as 1..1000
+            "id": tf.strings.join(
+                [parsed["image/filename"], " (", name, "__", tf.strings.as_string(number), ")"]
+            ),
+        }
+
+    interleaved = tf.data.Dataset.from_tensor_slices((files, skips, takes)).interleave(
+        as_written(records),
+        cycle_length=READ_FILES_AT_ONCE,
+        block_length=READ_EXAMPLES_AT_ONCE,
+        num_parallel_calls=min(n_cores(), READ_FILES_AT_ONCE),
+        deterministic=True,
+    )
+    return map_in_order(interleaved, encoded)

@@ -1,0 +1,236 @@
+"""Sets of JPEGs: read, shuffled, decoded and batched by tf.data, as a pure function of the step.
+
+The order is fixed before anything is decoded, so that a start at any step skips records, not
+images, and every random choice is keyed by (seed, epoch, index of the example): no state to save.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+
+import numpy as np
+from absl import logging
+
+from input_pipeline import damage, preprocess, randomness, records, sharding
+from input_pipeline.host import Dataset, as_written, map_in_order, n_cores, tensorflow
+from input_pipeline.options import Options
+from input_pipeline.prepared import Prepared
+
+PREFETCHED_BATCHES = 2
+EPOCHS = 2**32  # more than anybody trains
+Batch = dict[str, np.ndarray]
+
+
+def train_batches(
+    found: Prepared,
+    options: Options,
+    *,
+    seed: int,
+    shard: tuple[int, int],
+    host_batch_size: int,
+    first_step: int,
+    image_size: int,
+) -> Iterator[Batch]:
+    """Yields host batches {image, label, mask, flip} without end, a new order every epoch.
+
+    Raises:
+      ValueError: an example or a file cannot be read; the message names it.
+    """
+    errors = _reading_errors()
+    decode = _train_image(options, seed, image_size)
+    bad: list[damage.BadExample] = []
+    step = first_step
+    while True:
+        stream = _ordered(found, options, seed, shard, step * host_batch_size, bad)
+        try:
+            for batch in _batched(stream, decode, host_batch_size).as_numpy_iterator():
+                epochs, _ = sharding.stream_positions(step, host_batch_size, shard[1] - shard[0])
+                if not np.array_equal(batch["epoch"], epochs):
+                    raise damage.too_few(found, "train")
+                batch = _without(bad, batch)
+                yield {
+                    "image": batch["image"],
+                    "label": batch["label"],
+                    "mask": np.ones(host_batch_size, bool),
+                    "flip": options.flipped
+                    & randomness.coin_flips(seed, batch["epoch"], batch["index"]),
+                }
+                step += 1
+        except errors as error:
+            # Once more, example by example, to learn which it is.
+            if options.cache == "decoded":  # decoded ahead of its turn: any of the shard
+                suspects = _blanked(records.read(found, "train", *shard), bad).map(
+                    as_written(_in_epoch(0))
+                )
+            else:
+                suspects = stream.take(host_batch_size)
+            new = damage.undecodable(suspects, _train_image(options, seed, image_size))
+            if not new:
+                raise damage.unreadable(found, "train", error) from error
+            if options.on_corrupt == "fail":
+                raise damage.corrupt(found, new) from error
+            bad += new
+            logging.warning("%d corrupt examples left out: %s", len(bad), damage.listed(new))
+
+
+def eval_batches(
+    found: Prepared,
+    options: Options,
+    *,
+    split: str,
+    shard: tuple[int, int],
+    host_batch_size: int,
+    image_size: int,
+) -> Iterator[Batch]:
+    """Yields the shard's {image, label} in order; the last batch is as short as it comes.
+
+    Raises:
+      ValueError: an example or a file cannot be read, whatever `on_corrupt` says.
+    """
+    errors = _reading_errors()
+    n_seen = 0
+    try:
+        batches = _eval_dataset(found, options, split, shard, host_batch_size, image_size)
+        for batch in batches.as_numpy_iterator():
+            yield batch
+            n_seen += len(batch["label"])
+    except errors as error:
+        suspects = records.read(found, split, *shard).skip(n_seen).take(host_batch_size)
+        bad = damage.undecodable(suspects, _eval_image(options, image_size))
+        raise (
+            damage.corrupt(found, bad) if bad else damage.unreadable(found, split, error)
+        ) from error
+    if n_seen != shard[1] - shard[0]:
+        raise damage.too_few(found, split)
+
+
+def _reading_errors() -> tuple[type[Exception], ...]:
+    tf = tensorflow()
+    return tf.errors.InvalidArgumentError, tf.errors.DataLossError
+
+
+@lru_cache(maxsize=2)
+def _eval_dataset(
+    found: Prepared,
+    options: Options,
+    split: str,
+    shard: tuple[int, int],
+    host_batch_size: int,
+    image_size: int,
+) -> Dataset:
+    """Kept between evaluations, so that a cache, if the options ask for one, is filled once."""
+    examples = records.read(found, split, *shard)
+    batches = _batched(examples, _eval_image(options, image_size), host_batch_size, partial=True)
+    return batches if options.cache == "none" else batches.cache()
+
+
+def _ordered(
+    found: Prepared,
+    options: Options,
+    seed: int,
+    shard: tuple[int, int],
+    first: int,
+    bad: list[damage.BadExample],
+) -> Dataset:
+    """Returns the shard's examples, epoch after epoch, from number `first` of the stream on."""
+    tf = tensorflow()
+    examples = _blanked(records.read(found, "train", *shard), bad)
+    if options.cache == "decoded":
+        examples = map_in_order(examples, _decoded)
+    if options.cache != "none":
+        examples = examples.cache()  # filled in the first epoch, shared by all
+
+    def one_epoch(epoch):
+        shuffled = examples.shuffle(
+            options.shuffle_buffer_examples,
+            seed=seed * EPOCHS + epoch,
+            reshuffle_each_iteration=False,
+        )
+        return shuffled.map(as_written(_in_epoch(epoch)))
+
+    n_examples = shard[1] - shard[0]
+    epochs = tf.data.Dataset.range(first // n_examples, EPOCHS)
+    return epochs.flat_map(as_written(one_epoch)).skip(first % n_examples)
+
+
+def _in_epoch(epoch) -> Callable[[dict], dict]:
+    return lambda example: {**example, "epoch": epoch}
+
+
+def _batched(
+    examples: Dataset, decode: Callable[[dict], dict], host_batch_size: int, partial: bool = False
+) -> Dataset:
+    tf = tensorflow()
+    options = tf.data.Options()
+    options.deterministic = True
+    options.threading.private_threadpool_size = n_cores()
+    return (
+        map_in_order(examples, decode)
+        .batch(host_batch_size, drop_remainder=not partial)
+        .prefetch(PREFETCHED_BATCHES)
+        .with_options(options)
+    )
+
+
+def _decoded(example: dict) -> dict:
+    """Replaces the JPEG by its whole image."""
+    example = dict(example)
+    example["decoded"] = tensorflow().io.decode_jpeg(example.pop("jpeg"), channels=3)
+    return example
+
+
+def _train_image(options: Options, seed: int, image_size: int) -> Callable[[dict], dict]:
+    def decode(example: dict) -> dict:
+        tf = tensorflow()
+        key = tf.stack([tf.constant(seed, tf.int64), example["epoch"] * EPOCHS + example["index"]])
+        if "decoded" in example:
+            shape = tf.shape(example["decoded"])
+            window = preprocess.train_window(shape, key, options.crop_area_min)
+            cropped = preprocess.cut_window(example["decoded"], window)
+        else:
+            shape = tf.io.extract_jpeg_shape(example["jpeg"])
+            window = preprocess.train_window(shape, key, options.crop_area_min)
+            cropped = preprocess.decode_window(example["jpeg"], window)
+        return {
+            "image": preprocess.resize(cropped, image_size, options.image_dtype),
+            **{key: example[key] for key in ("label", "index", "epoch")},
+        }
+
+    return decode
+
+
+def _eval_image(options: Options, image_size: int) -> Callable[[dict], dict]:
+    def decode(example: dict) -> dict:
+        shape = tensorflow().io.extract_jpeg_shape(example["jpeg"])
+        window = preprocess.eval_window(shape, image_size)
+        cropped = preprocess.decode_window(example["jpeg"], window)
+        image = preprocess.resize(cropped, image_size, options.image_dtype)
+        return {"image": image, "label": example["label"]}
+
+    return decode
+
+
+def _blanked(examples: Dataset, bad: list[damage.BadExample]) -> Dataset:
+    """Puts a black image in the place of bad ones, which keeps every position of the stream."""
+    if not bad:
+        return examples
+    tf = tensorflow()
+    indices = tf.constant([example.index for example in bad], tf.int64)
+    blank = tf.io.encode_jpeg(tf.zeros([8, 8, 3], tf.uint8))
+
+    def replace(example: dict) -> dict:
+        is_bad = tf.reduce_any(example["index"] == indices)
+        return {**example, "jpeg": tf.where(is_bad, blank, example["jpeg"])}
+
+    return examples.map(as_written(replace))
+
+
+def _without(bad: list[damage.BadExample], batch: Batch) -> Batch:
+    """Gives the places of bad examples to the nearest good one before them in the batch."""
+    is_bad = np.isin(batch["index"], [example.index for example in bad])
+    if not is_bad.any():
+        return batch
+    if is_bad.all():
+        raise ValueError(f"dataset.on_corrupt=skip: a whole batch is corrupt: {damage.listed(bad)}")
+    good = np.flatnonzero(~is_bad)
+    source = good[np.searchsorted(good, np.arange(len(is_bad)), side="right") - 1]
+    return {key: value[source] for key, value in batch.items()}

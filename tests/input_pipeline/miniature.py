@@ -1,0 +1,78 @@
+"""A miniature ImageNet in the real format: tars of tars of JPEGs, drawn here."""
+
+import io
+import struct
+import tarfile
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+SYNSETS = ("n01440764", "n02105855", "n15075141")  # classes 0, 200 and 999
+PNG_IN_DISGUISE = "n02105855_2933.JPEG"  # the one that tfds knows by name
+N_TRAIN_EACH = 14
+N_VAL = 11
+
+
+def draw(number: int, kind: str = "RGB", size: tuple[int, int] | None = None) -> bytes:
+    """Returns a picture, smooth and unlike the others, of 40 to 90 pixels, as JPEG (or PNG)."""
+    rng = np.random.default_rng(number)
+    height, width = size or tuple(rng.integers(40, 90, 2))
+    y, x = np.mgrid[0:height, 0:width] / 20
+    waves = [np.sin(x * a + y * b + c) for a, b, c in rng.uniform(0, 3, (3, 3))]
+    image = Image.fromarray((127.5 + 127.5 * np.stack(waves, -1)).astype(np.uint8))
+    packed = io.BytesIO()
+    if kind == "PNG":
+        image.save(packed, "PNG")
+    else:
+        image.convert(kind).save(packed, "JPEG", quality=90)
+    return packed.getvalue()
+
+
+def train_images() -> dict[str, bytes]:
+    """Returns the training images by file name; grey, CMYK, tiny and a PNG among them."""
+    images = {}
+    for i, synset in enumerate(SYNSETS):
+        for j in range(N_TRAIN_EACH):
+            images[f"{synset}_{j}.JPEG"] = draw(100 * i + j)
+    images[f"{SYNSETS[0]}_0.JPEG"] = draw(1000, "L")
+    images[f"{SYNSETS[0]}_1.JPEG"] = draw(1001, "CMYK")
+    images[f"{SYNSETS[0]}_2.JPEG"] = draw(1002, size=(1, 1))
+    images[f"{SYNSETS[0]}_3.JPEG"] = draw(1003, size=(3, 200))
+    del images[f"{SYNSETS[1]}_0.JPEG"]
+    images[PNG_IN_DISGUISE] = draw(1004, "PNG")
+    return images
+
+
+def val_images() -> dict[str, bytes]:
+    """Returns the validation images by file name, numbered from 1 without a gap."""
+    return {f"ILSVRC2012_val_{i + 1:08d}.JPEG": draw(2000 + i) for i in range(N_VAL)}
+
+
+def tar(files: dict[str, bytes]) -> bytes:
+    """Returns an uncompressed tar archive of the files."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        for name, content in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return packed.getvalue()
+
+
+def write_tars(
+    directory: Path,
+    train: dict[str, bytes] | None = None,
+    val: dict[str, bytes] | None = None,
+) -> Path:
+    """Writes both ILSVRC tars, by default of `train_images` and `val_images`."""
+    directory.mkdir(parents=True, exist_ok=True)
+    train = train_images() if train is None else train
+    synsets: dict[str, dict[str, bytes]] = {}
+    for name, content in train.items():
+        synsets.setdefault(name.split("_")[0], {})[name] = content
+    outer = {f"{synset}.tar": tar(files) for synset, files in synsets.items()}
+    (directory / "ILSVRC2012_img_train.tar").write_bytes(tar(outer))
+    val = val_images() if val is None else val
+    (directory / "ILSVRC2012_img_val.tar").write_bytes(tar(val))
+    return directory
