@@ -40,7 +40,7 @@ def train_batches(
     bad: list[damage.BadExample] = []
     step = first_step
     while True:
-        stream = _ordered(found, options, seed, shard, step * host_batch_size, bad)
+        stream = ordered(found, options, seed, shard, step * host_batch_size, bad)
         try:
             for batch in _batched(stream, decode, host_batch_size).as_numpy_iterator():
                 epochs, _ = sharding.stream_positions(step, host_batch_size, shard[1] - shard[0])
@@ -123,7 +123,7 @@ def _eval_dataset(
     return batches if options.cache == "none" else batches.cache()
 
 
-def _ordered(
+def ordered(
     found: Prepared,
     options: Options,
     seed: int,

@@ -1,14 +1,14 @@
 """A miniature ImageNet in the real format: tars of tars of JPEGs, drawn here."""
 
 import io
-import struct
 import tarfile
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
-SYNSETS = ("n01440764", "n02105855", "n15075141")  # classes 0, 200 and 999
+CLASSES = {"n01440764": 0, "n02105855": 230, "n15075141": 999}
+SYNSETS = tuple(CLASSES)
 PNG_IN_DISGUISE = "n02105855_2933.JPEG"  # the one that tfds knows by name
 N_TRAIN_EACH = 14
 N_VAL = 11
@@ -76,3 +76,29 @@ def write_tars(
     val = val_images() if val is None else val
     (directory / "ILSVRC2012_img_val.tar").write_bytes(tar(val))
     return directory
+
+
+def write_mlperf(
+    directory: Path, split: str, labelled: list[tuple[str, bytes, int]], counts: list[int]
+) -> None:
+    """Writes (name, image, label from 1 on) into files of `counts` records each."""
+    import tensorflow as tf
+
+    def feature(value):
+        if isinstance(value, int):
+            return tf.train.Feature(int64_list=tf.train.Int64List(value=[value]))
+        return tf.train.Feature(bytes_list=tf.train.BytesList(value=[value]))
+
+    remaining = iter(labelled)
+    for i, count in enumerate(counts):
+        file = directory / f"{split}-{i:05d}-of-{len(counts):05d}"
+        with tf.io.TFRecordWriter(str(file)) as writer:
+            for name, image, label in (next(remaining) for _ in range(count)):
+                features = {
+                    "image/encoded": feature(image),
+                    "image/class/label": feature(label),
+                    "image/filename": feature(name.encode()),
+                }
+                example = tf.train.Example(features=tf.train.Features(feature=features))
+                writer.write(example.SerializeToString())
+    assert next(remaining, None) is None
