@@ -19,7 +19,8 @@ class Options:
         Small images are averaged over squares, so it must divide their side.
       flip: mirror half of the training images; None: as the data set allows it (see FLIPPED).
       crop_area_min: smallest area of a training crop as a fraction of the image. 0.05 in MLPerf
-        v1.0 and where v0.7 caches JPEGs; 0.08 where v0.7 caches decoded images.
+        v1.0 and where v0.7 caches JPEGs; 0.08 where v0.7 caches decoded images. The two draw alike:
+        `preprocess.MIN_OBJECT_COVERED`, with the image as the object, rejects areas below 0.1.
       image_dtype: "uint8", or "bfloat16" for exactly the pixels of the submissions.
       shuffle_buffer_examples: examples that a host draws from at random; 16384 in MLPerf.
       cache: what a host keeps of its training shard: "none", "jpeg" or "decoded".

@@ -7,6 +7,8 @@ the examples of the whole split, `id` names one in messages.
 import bisect
 import itertools
 
+import numpy as np
+
 from input_pipeline.host import Dataset, as_written, map_in_order, n_cores, tensorflow
 from input_pipeline.prepared import Prepared, shard_files
 
@@ -63,12 +65,10 @@ def _read_mlperf(found: Prepared, split: str, start: int, stop: int) -> Dataset:
     lengths = found.shard_lengths[split]
     ends = list(itertools.accumulate(lengths))
     first, last = bisect.bisect_right(ends, start), bisect.bisect_left(ends, stop)
-    files = [str(file) for file in shard_files(found, split)][first : last + 1]
-    skips, takes = [], []
-    for i in range(first, last + 1):
-        file_start = ends[i] - lengths[i]
-        skips.append(max(start - file_start, 0))
-        takes.append(min(stop - file_start, lengths[i]) - skips[-1])
+    starts = np.array(ends[first : last + 1]) - lengths[first : last + 1]
+    skips = np.maximum(start - starts, 0)
+    takes = np.minimum(stop - starts, lengths[first : last + 1]) - skips
+    files = [str(file) for file in shard_files(found, split)[first : last + 1]]
 
     def records(file, skip, take):
         numbers = tf.data.Dataset.range(skip, skip + take)

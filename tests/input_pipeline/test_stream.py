@@ -1,0 +1,148 @@
+import io
+import itertools
+from collections import Counter
+
+import miniature
+import numpy as np
+import pytest
+from PIL import Image
+
+import input_pipeline
+from input_pipeline import spec, stream
+from input_pipeline.options import Options
+
+N_TRAIN = 42
+
+
+def options(directory, **chosen):
+    return {"name": "imagenet2012", "data_dir": str(directory), "image_size": 24, **chosen}
+
+
+def train(directory, first_step=0, n_batches=6, host=(0, 1), **chosen):
+    batches = input_pipeline.train_batches(
+        options(directory, **chosen),
+        seed=5,
+        global_batch_size=12,
+        first_step=first_step,
+        host_index=host[0],
+        n_hosts=host[1],
+        n_local_devices=2,
+    )
+    return list(itertools.islice(batches, n_batches))
+
+
+def assert_same(batches, others):
+    for one, other in zip(batches, others, strict=True):
+        assert one.keys() == other.keys()
+        for key in one:
+            np.testing.assert_array_equal(one[key], other[key])
+
+
+@pytest.fixture(scope="module")
+def whole(imagenet_dir):
+    return train(imagenet_dir)
+
+
+# 42 examples in batches of 12: step 3 straddles the first epoch's end, 4 is the next
+@pytest.mark.parametrize("step", [1, 3, 4])
+def test_a_start_at_any_step_gives_the_same_batches(imagenet_dir, whole, step):
+    assert_same(train(imagenet_dir, step, 6 - step), whole[step:])
+
+
+def test_caching_jpegs_changes_no_bit(imagenet_dir, whole):
+    assert_same(train(imagenet_dir, cache="jpeg"), whole)
+
+
+def test_caching_decoded_images_changes_only_the_rims_of_crops(imagenet_dir, whole):
+    # libjpeg interpolates chroma over the rim of a crop from what it has decoded
+    for one, other in zip(train(imagenet_dir, cache="decoded"), whole, strict=True):
+        np.testing.assert_array_equal(one["label"], other["label"])
+        np.testing.assert_array_equal(one["flip"], other["flip"])
+        assert np.abs(one["image"].astype(int) - other["image"]).mean() < 0.2
+
+
+def test_an_epoch_shows_every_example_once_and_the_next_in_another_order(imagenet_dir):
+    found = spec.locate("imagenet2012", str(imagenet_dir))
+    chosen = Options(**options(imagenet_dir))
+    ordered = stream.ordered(found, chosen, 0, (0, N_TRAIN), first=0, bad=[])
+    shown = [
+        (int(example["epoch"]), example["id"].numpy().split()[0].decode())
+        for example in ordered.take(2 * N_TRAIN)
+    ]
+    epochs = [[name for epoch, name in shown if epoch == e] for e in (0, 1)]
+    assert sorted(epochs[0]) == sorted(epochs[1]) == sorted(miniature.train_images())
+    assert epochs[0] != epochs[1]
+
+
+def test_hosts_read_disjoint_shards_that_are_the_whole(imagenet_dir):
+    found = spec.locate("imagenet2012", str(imagenet_dir))
+    chosen = Options(**options(imagenet_dir))
+    names = Counter()
+    for shard in ((0, 14), (14, 28), (28, 42)):
+        examples = stream.ordered(found, chosen, 0, shard, first=0, bad=[]).take(14)
+        names.update(example["id"].numpy().split()[0].decode() for example in examples)
+    assert names == Counter(miniature.train_images().keys())
+
+
+def test_labels_belong_to_their_images(imagenet_dir):
+    """The class is in the file name: tfds's labels against it, through shuffling and batching."""
+    found = spec.locate("imagenet2012", str(imagenet_dir))
+    examples = stream.ordered(found, Options(**options(imagenet_dir)), 0, (0, 42), 0, [])
+    for example in examples.take(N_TRAIN):
+        name = example["id"].numpy().decode()
+        assert int(example["label"]) == miniature.CLASSES[name.split("_")[0]]
+
+
+@pytest.mark.parametrize("cache", ["none", "jpeg"])
+def test_evaluation_shows_central_crops_once_in_order(imagenet_dir, cache):
+    chosen = options(imagenet_dir, cache=cache)
+    for _ in range(2):  # the second from the cache
+        batches = list(
+            input_pipeline.eval_batches(
+                chosen, device_batch_size=2, host_index=0, n_hosts=1, n_local_devices=2
+            )
+        )
+        mask = np.concatenate([batch["mask"].ravel() for batch in batches])
+        images = np.concatenate([batch["image"].reshape(-1, 24, 24, 3) for batch in batches])[mask]
+        assert len(batches) == 3
+        assert mask.sum() == miniature.N_VAL
+        found = sorted(image.mean() for image in images)
+        expected = sorted(central_mean(jpeg) for jpeg in miniature.val_images().values())
+        np.testing.assert_allclose(found, expected, atol=1.0)
+
+
+def central_mean(jpeg):
+    """Mean of the central square of 24/56 of the shorter side, by another decoder."""
+    image = np.asarray(Image.open(io.BytesIO(jpeg)), np.float64)
+    side = int(24 / 56 * min(image.shape[:2]))
+    y, x = ((length - side + 1) // 2 for length in image.shape[:2])
+    square = Image.fromarray(image[y : y + side, x : x + side].astype(np.uint8))
+    return np.asarray(square.resize((24, 24), Image.Resampling.BILINEAR), np.float64).mean()
+
+
+def test_a_cache_beyond_its_limit_is_refused_before_the_start(imagenet_dir):
+    with pytest.raises(ValueError, match=r"dataset.cache=decoded: needs .* GiB on this host"):
+        train(imagenet_dir, cache="decoded", cache_limit_gib=1e-6)
+
+
+def test_mlperfs_records_give_the_same_images_and_labels_from_zero_on(mlperf_dir):
+    description = input_pipeline.describe("imagenet2012", str(mlperf_dir))
+    assert (description.n_train_examples, description.n_eval_examples) == (41, miniature.N_VAL)
+    found = spec.locate("imagenet2012", str(mlperf_dir))
+    chosen = Options(**options(mlperf_dir))
+    shown = {}
+    for shard in ((0, 20), (20, 22), (22, 41)):  # bounds at, before and within a file's end
+        n_examples = shard[1] - shard[0]
+        for example in stream.ordered(found, chosen, 0, shard, 0, []).take(n_examples):
+            name = example["id"].numpy().decode().split(" ")[0]
+            assert name not in shown
+            shown[name] = (example["jpeg"].numpy(), int(example["label"]))
+    images = miniature.train_images()
+    del images[miniature.PNG_IN_DISGUISE]
+    assert shown == {
+        name: (image, miniature.CLASSES[name.split("_")[0]]) for name, image in images.items()
+    }
+
+
+def test_mlperfs_records_restart_like_the_others(mlperf_dir):
+    assert_same(train(mlperf_dir, 2, 3), train(mlperf_dir, 0, 5)[2:])
