@@ -1,0 +1,89 @@
+"""Optimizers as optax transformations, chosen by name.
+
+    tx, schedule = make_optimizer("lars", {"momentum": 0.9}, {"peak_learning_rate": 29.0}, 2512)
+
+A name is a key of `BUILDERS` or `package.module:factory` for any factory of an optax
+transformation that takes `learning_rate`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import jax
+import optax
+from jax import Array
+
+from optim import lars, masks, nesterov, schedules, shampoo, sm3
+from optim.shampoo import distributed_shampoo
+
+__all__ = ["BUILDERS", "check", "distributed_shampoo", "make_optimizer", "metrics"]
+
+BUILDERS: dict[str, Callable[..., optax.GradientTransformation]] = {
+    "lars": lars.lars,
+    "nesterov": nesterov.nesterov,
+    "shampoo": partial(
+        distributed_shampoo, weight_decay_mask=masks.decay_mask, batch_axis_name="batch"
+    ),
+    "sm3": sm3.sm3,
+}
+
+
+def _factory(name: str) -> Callable[..., Any]:
+    module, _, attribute = name.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(
+            f"optimizer.name={name}: cannot be imported ({error}); "
+            "give package.module:factory of something on the Python path"
+        ) from error
+
+
+def check(name: str) -> None:
+    """Raises ValueError unless `name` is registered or an importable `package.module:factory`."""
+    if ":" in name:
+        _factory(name)
+    elif name not in BUILDERS:
+        raise ValueError(
+            f"optimizer.name={name}: unknown; use one of {', '.join(sorted(BUILDERS))} "
+            "or package.module:factory"
+        )
+
+
+def make_optimizer(
+    name: str,
+    hyperparameters: Mapping[str, Any],
+    schedule: Mapping[str, float],
+    total_steps: int,
+) -> tuple[optax.GradientTransformation, schedules.Schedule]:
+    """Returns (transformation, the very schedule it uses, for the log).
+
+    Args:
+      name: a key of `BUILDERS`, or `package.module:factory`; the factory is called as
+        `factory(learning_rate=schedule, **hyperparameters)`.
+      hyperparameters: keywords of the builder or factory, without a learning rate.
+      schedule: keywords of `schedules.polynomial`, except `total_steps`.
+
+    Raises:
+      ValueError: unknown name, or a hyperparameter that the optimizer does not take.
+    """
+    check(name)
+    learning_rate = schedules.polynomial(**{"total_steps": total_steps, **schedule})
+    builder = _factory(name) if ":" in name else BUILDERS[name]
+    try:
+        inspect.signature(builder).bind(learning_rate=learning_rate, **hyperparameters)
+    except TypeError as error:
+        raise ValueError(f"optimizer: {name} does not take these fields: {error}") from error
+    return builder(learning_rate=learning_rate, **hyperparameters), learning_rate
+
+
+def metrics(opt_state: Any) -> dict[str, Array]:
+    """Returns the scalars that an optimizer counts for the log; {} for most optimizers."""
+    found = jax.tree.leaves(opt_state, is_leaf=lambda x: isinstance(x, shampoo.ShampooState))
+    states = [x for x in found if isinstance(x, shampoo.ShampooState)]
+    return shampoo.metrics(states[0]) if states else {}
