@@ -11,9 +11,6 @@ import numpy as np
 from reporting import inference, ladder, verdict
 from reporting.rows import Row, finite
 
-# Below this many shared seeds sign flips have too few patterns to show anything (2 / 2^5 > 5 %).
-MIN_PAIRS = 10
-
 
 def compare_all(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Returns the comparisons of report.json, every recipe with every other on its task.
@@ -105,7 +102,7 @@ def is_paired(a: Row, b: Row) -> bool:
     return (
         None not in seeds[0]
         and seeds[0] == seeds[1]
-        and len(set(seeds[0])) == len(seeds[0]) >= MIN_PAIRS
+        and len(set(seeds[0])) == len(seeds[0]) >= inference.MIN_PAIRS
     )
 
 
@@ -120,12 +117,14 @@ def compare_steps(a: Row, b: Row) -> dict[str, Any]:
     intervals = np.array([run.reach_interval() for run in a.runs + b.runs])
     budgets = [row.first.total_steps for row in (a, b) if row.first.total_steps is not None]
     horizon = min(budgets, default=np.inf)
-    lo, hi = np.minimum(intervals[:, 0], horizon), intervals[:, 1].copy()
-    hi[hi > horizon] = np.inf
-    scores = inference.waiting_scores(lo, hi)
+    scores = inference.waiting_scores(intervals[:, 0], intervals[:, 1], horizon)
     medians, interval = _ratio_interval(a, b)
     ratio = medians[0] / medians[1] if np.isfinite(medians).all() else None
-    return frame | _test(scores, a, b) | {"ratio": ratio, "ci95": interval}
+    return (
+        frame
+        | inference.test_scores(scores, a.n, is_paired(a, b))
+        | {"ratio": ratio, "ci95": interval}
+    )
 
 
 def compare_accuracy(a: Row, b: Row) -> dict[str, Any]:
@@ -150,19 +149,11 @@ def compare_accuracy(a: Row, b: Row) -> dict[str, Any]:
     interval = None
     if min(a.n, b.n) >= 3 and not np.isnan(values).any():
         interval = [finite(x) for x in inference.percentile_interval(values)]
-    return frame | _test(scores, a, b) | {"difference": finite(difference), "ci95": interval}
-
-
-def _test(scores: np.ndarray, a: Row, b: Row) -> dict[str, Any]:
-    """Returns p, the test's name, and whether a's scores are the lower ones (earlier, better)."""
-    if min(a.n, b.n) < 2:
-        return {"verdict": f"not tested: n = {min(a.n, b.n)}"}
-    lower = bool(scores[: a.n].mean() < scores[a.n :].mean())
-    if is_paired(a, b):
-        p = inference.sign_flip_p(scores[: a.n] - scores[a.n :])
-        return {"p_value": p, "lower": lower, "test": "rank scores, paired by seed, sign flips"}
-    p = inference.permutation_p(scores, a.n)
-    return {"p_value": p, "lower": lower, "test": "rank scores, permutation (Gehan)"}
+    return (
+        frame
+        | inference.test_scores(scores, a.n, is_paired(a, b))
+        | {"difference": finite(difference), "ci95": interval}
+    )
 
 
 def _draws(a: Row, b: Row) -> list[np.ndarray]:

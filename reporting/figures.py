@@ -14,7 +14,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from reporting import inference
+from reporting import inference, metrics
 from reporting.rows import Row
 from reporting.runs import Run
 
@@ -167,3 +167,28 @@ def _median_bar(ax: Axes, y: int, row: Row, colour: str) -> None:
         ax.annotate(
             "not reached by half of the runs", (end, y), fontsize=8, va="bottom", ha="right"
         )
+
+
+def learning_rates(rows: Sequence[Row]) -> str | None:
+    """Returns the learning rate over steps, one line a recipe."""
+    return _metric(rows, "learning_rate", "learning rate")
+
+
+def counter(rows: Sequence[Row], column: str) -> str | None:
+    """Returns one of the optimizers' counters over steps, one line for each recipe that has it."""
+    return _metric(rows, column, column)
+
+
+def _metric(rows: Sequence[Row], column: str, label: str) -> str | None:
+    drawn = [(row, metrics.median_over_runs(row, column)) for row in largest_budgets(rows)]
+    lines = [(row, line) for row, line in drawn if line is not None]
+    if not lines:
+        return None
+    with plt.rc_context(STYLE):
+        figure, ax = axes("step", label)
+        figure.set_figheight(2.6)
+        for row, (steps, values) in lines:
+            colour, dash = styles(rows)[row.name]
+            ax.plot(steps, values, dash, color=colour, label=row.name)
+        ax.legend(frameon=False, fontsize=8)
+        return svg(figure)

@@ -1,145 +1,200 @@
-"""report.html: one self-contained file that opens offline."""
+"""report.html: one self-contained file that opens offline. The verdict comes first."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 from typing import Any
 
-from reporting import figures, screen
+from reporting import figures, metrics, provenance, screen, verdict
+from reporting.elements import heading, items, note, page, picture, section, table
 from reporting.rows import Row
-
-CSS = """
-:root { color-scheme: light; }
-body { font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; padding: 1rem; max-width: 62rem;
-       color: #1a1a1a; background: #fff; overflow-wrap: anywhere; }
-h1 { font-size: 1.5rem; margin: .2rem 0; } h2 { font-size: 1.15rem; margin: 2rem 0 .5rem;
-     border-top: 1px solid #ccc; padding-top: .7rem; } h3 { font-size: 1rem; margin: 1rem 0 .3rem; }
-.scroll { overflow-x: auto; } table { border-collapse: collapse; font-size: .86rem; }
-th, td { padding: .25rem .55rem; text-align: right; border-bottom: 1px solid #ddd;
-         white-space: nowrap; overflow-wrap: normal; }
-th:first-child, td:first-child { text-align: left; } td.text, th.text { text-align: left; }
-td.wrap { white-space: normal; min-width: 16rem; text-align: left; }
-figure { margin: .8rem 0; } figure svg { width: 100%; height: auto; max-width: 46rem; }
-figcaption, .small { font-size: .85rem; color: #444; }
-li.shown { font-weight: 600; } .note { background: #fff6dd; padding: .6rem .8rem; }
-.bad { background: #fdecea; padding: .6rem .8rem; } ul { padding-left: 1.2rem; }
-"""
 
 
 def render(report: dict[str, Any], rows: Sequence[Row]) -> str:
     """Returns the page; `rows` are the runs behind report["rows"], in the same order."""
-    body = [
-        "<h1>Which optimizer needs fewer steps?</h1>",
-        verdicts(report),
-        note(report["proxy_note"]),
-        tables(report["rows"]),
-        plots(rows),
-        section("Published, and found here", published_table(report["published"])),
-        section("Failed runs", failed(report)),
-    ]
-    return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>Optimizer comparison</title><style>{CSS}</style></head>\n<body>\n"
-        + "\n".join(part for part in body if part)
-        + "\n</body></html>\n"
+    tasks: dict[Any, list[Row]] = {}
+    for row in rows:
+        tasks.setdefault(row.task, []).append(row)
+    groups = list(tasks.values())
+    return page(
+        "Optimizer comparison",
+        [
+            "<h1>Which optimizer needs fewer steps?</h1>",
+            verdicts(report),
+            note(report["proxy_note"]),
+            section("Runs", run_tables(report["rows"]), MEASURES),
+            section("Budget ladders", ladders(report["ladders"]), LADDERS),
+            section("Figures", "".join(map(plots, groups))),
+            section("Seeds needed", power(report["rows"]), POWER),
+            section("Cost", costs(rows), COST),
+            section("Published, and found here", published(report["published"])),
+            section("Provenance", "".join(map(origins, groups))),
+            section("Failed runs", failed(report) or "<p>None.</p>"),
+        ],
     )
 
 
-def section(title: str, content: str) -> str:
-    return f"<h2>{escape(title)}</h2>\n{content}" if content else ""
-
-
-def note(text: str | None) -> str:
-    return f'<p class="note">{escape(text)}</p>' if text else ""
-
-
-def items(lines: Sequence[str], shown: Sequence[bool] = ()) -> str:
-    marks = [' class="shown"' if flag else "" for flag in shown] or [""] * len(lines)
-    cells = [f"<li{m}>{escape(t)}</li>" for m, t in zip(marks, lines, strict=True)]
-    return f"<ul>{''.join(cells)}</ul>"
-
-
-def table(head: Sequence[str], lines: Sequence[Sequence[str]], wrap: Sequence[int] = ()) -> str:
-    """Returns a table that scrolls by itself on a narrow screen; cells are escaped here."""
-    cells = "".join(f"<th>{escape(h)}</th>" for h in head)
-    body = ""
-    for line in lines:
-        marked = (('<td class="wrap">' if i in wrap else "<td>") + escape(c) + "</td>"
-                  for i, c in enumerate(line))  # fmt: skip
-        body += f"<tr>{''.join(marked)}</tr>"
-    return f'<div class="scroll"><table><tr>{cells}</tr>{body}</table></div>'
+MEASURES = (
+    "Two measures, never mixed. A: steps to the first evaluation at or above the target "
+    "(Kaplan-Meier median; runs that did not reach it stay in, diverged runs too). B: accuracy at "
+    "the end of the budget; a diverged run counts as the worst. Intervals: 95 %, bootstrap."
+)
+VERDICTS = {
+    "ladder": "Steps needed, by budget ladders",
+    "A": "Steps to the target (measure A)",
+    "B": "Accuracy at the budget (measure B)",
+}
+LADDERS = "The smallest budget whose median final accuracy reaches the target."
+POWER = (
+    "Seeds per recipe that would show x % fewer steps with 80 % power in a two-sided rank test at "
+    "5 %, if the other recipe spreads alike. From the runs that reached the target."
+)
+COST = "Medians over runs. Wall seconds on a shared machine say little; compare them within a row."
 
 
 def verdicts(report: dict[str, Any]) -> str:
-    """Returns the comparisons, shown differences first and in bold."""
+    """Returns comparisons by measure, shown differences first and in bold, then the claims."""
     tests = report["comparisons"]
-    if not tests:
-        return "<p>One recipe only: nothing to compare.</p>"
-    silent = ("not ", "no ")
-    order = sorted(tests, key=lambda t: [t["verdict"].startswith(s) for s in silent])
-    shown = [not t["verdict"].startswith(silent) for t in order]
-    return items([t["sentence"] for t in order], shown)
+    parts = [] if tests else ["<p>One recipe only: nothing to compare.</p>"]
+    for measure, title in VERDICTS.items():
+        found = [test for test in tests if test["measure"] == measure]
+        told = [test for test in found if not test["verdict"].startswith("not ")]
+        told.sort(key=lambda test: test["verdict"].startswith("no "))
+        shown = [not test["verdict"].startswith("no ") for test in told]
+        if told:
+            parts.append(heading(title) + items([test["sentence"] for test in told], shown))
+    refused = screen.verdict_lines([t for t in tests if t["verdict"].startswith("not ")])
+    if refused:
+        parts.append(heading("Not compared") + items(refused))
+    claims = [s for row in report["rows"] if (s := verdict.claim_sentence(row))]
+    return "".join(parts) + (heading("At the budget") + items(claims) if claims else "")
 
 
-def tables(rows: Sequence[dict[str, Any]]) -> str:
+def run_tables(rows: Sequence[dict[str, Any]]) -> str:
     """Returns one table for each task, measures A and B in separate columns."""
-    head = ("recipe", "budget", "n", "reached", "diverged", "A: steps to target [95 %]",
-            "B: accuracy at budget [quartiles], reaches target", "s to target", "olympic mean s",
-            "flags")  # fmt: skip
+    head = ["recipe", "budget", "n", "reached", "div.", "A: steps to target [95 %]"]
+    head += ["B: final accuracy [quartiles] [95 %]", "target", "s to target", "olympic s", "flags"]
     parts = []
     for title, found in screen.tasks(rows):
-        lines = [_cells(row) for row in found]
-        parts.append(f"<h3>{escape(title)}</h3>" + table(head, lines, wrap=(len(head) - 1,)))
-    return section("Runs", "".join(parts))
+        parts.append(heading(title) + table(head, [_cells(row) for row in found], wrap={10}))
+    return "".join(parts)
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
-    name = row["recipe"] + (f" [{row['variant']}]" if row["variant"] else "")
-    seconds = row["seconds_to_target"]
+    accuracy, seconds = row["final_accuracy"], row["seconds_to_target"]
+    b, _, claim = screen.accuracy_cell(row).rpartition(" ")
+    if accuracy["ci95"]:
+        b += " [" + ", ".join(screen.fraction(end) for end in accuracy["ci95"]) + "]"
+    words = {"yes": "reached", "no": "not reached"}.get(claim, "-")
     return [
-        name,
+        name(row),
         "?" if row["total_steps"] is None else str(row["total_steps"]),
         str(row["n"]),
         f"{row['n_reached']}/{row['n']}",
         str(row["n_diverged"]),
         screen.steps_cell(row),
-        screen.accuracy_cell(row),
-        *(("-" if s is None else f"{s:.1f}") for s in seconds.values()),
+        b if accuracy["n_measured"] else "not measured",
+        words,
+        *(number(s, 1) for s in seconds.values()),
         "; ".join(row["flags"]),
     ]
 
 
+def name(row: dict[str, Any]) -> str:
+    return row["recipe"] + (f" [{row['variant']}]" if row["variant"] else "")
+
+
+def number(value: float | None, digits: int = 0) -> str:
+    return "-" if value is None else f"{value:,.{digits}f}"
+
+
+def ladders(found: Sequence[dict[str, Any]]) -> str:
+    head = ("recipe", "data set", "smallest budget", "interpolated", "budgets", "medians")
+    lines = []
+    for ladder in found:
+        smallest, interpolated = ladder["smallest_budget"], ladder["interpolated"]
+        lines.append(
+            [
+                ladder["recipe"],
+                ladder["dataset"],
+                f">{ladder['budgets'][-1]}" if smallest is None else str(smallest),
+                "at most the smallest" if ladder["at_the_smallest"] else number(interpolated, 1),
+                " ".join(map(str, ladder["budgets"])),
+                " ".join(screen.fraction(m) for m in ladder["medians"]),
+            ]
+        )
+    return table(head, lines) if lines else ""
+
+
 def plots(rows: Sequence[Row]) -> str:
-    """Returns the figures of each task."""
-    tasks: dict[Any, list[Row]] = {}
-    for row in rows:
-        tasks.setdefault(row.task, []).append(row)
-    parts = []
-    for (dataset, batch, _), found in tasks.items():
-        title = f"{dataset}, batch {batch or 'not known'}"
-        pictures = [
-            (figures.accuracy_curves(found), "Accuracy: median over seeds, band from the lower to "
-             "the upper quartile; of a ladder its largest budget."),
-            (figures.survival(found), "Share of runs not yet at the target (Kaplan-Meier); "
-             "ticks: runs that ended without reaching it."),
-            (figures.medians_and_intervals(found), "Measure A: steps to the target."),
-        ]  # fmt: skip
-        drawn = [picture(svg, caption) for svg, caption in pictures if svg]
-        parts.append(f"<h3>{escape(title)}</h3>" + "".join(drawn) if drawn else "")
-    return section("Figures", "".join(parts))
+    """Returns the figures of one task."""
+    dataset, batch, _ = rows[0].task
+    band = "median over seeds, band from the lower to the upper quartile; of a ladder the largest"
+    pictures = [
+        picture(figures.accuracy_curves(rows), f"Accuracy: {band}."),
+        picture(figures.survival(rows), "Share of runs not yet at the target (Kaplan-Meier); "
+                "ticks: runs that ended without reaching it."),
+        picture(figures.medians_and_intervals(rows), "Measure A: steps to the target."),
+        picture(figures.learning_rates(rows), "Learning rate as logged."),
+    ]  # fmt: skip
+    zero = []
+    for counter in sorted({c for row in rows for c in metrics.counters(row)}):
+        if any(metrics.ever(row, counter) for row in rows):
+            drawn = figures.counter(rows, counter)
+            pictures.append(picture(drawn, f"{counter}: median over seeds."))
+        else:
+            zero.append(counter)
+    if zero:
+        pictures.append(note(f"Zero throughout, in every run: {', '.join(zero)}."))
+    return heading(f"{dataset}, batch {batch or 'not known'}") + "".join(pictures)
 
 
-def picture(svg: str, caption: str) -> str:
-    return f"<figure>{svg}<figcaption>{escape(caption)}</figcaption></figure>"
+def power(rows: Sequence[dict[str, Any]]) -> str:
+    known = [row for row in rows if row["power"]["seeds"]]
+    if not known:
+        return ""
+    head = ["recipe", "budget", "spread of log steps", *known[0]["power"]["seeds"]]
+    lines = [
+        [name(row), str(row["total_steps"] or "?"), f"{row['power']['log_sd']:.3f}",
+         *map(str, row["power"]["seeds"].values())]
+        for row in known
+    ]  # fmt: skip
+    return table(head, lines)
 
 
-def published_table(entries: Sequence[dict[str, Any]]) -> str:
+def costs(rows: Sequence[Row]) -> str:
+    """Returns the cost of our runs; logs have none."""
+    ours = [row for row in rows if row.first.kind == "run"]
+    head = ("recipe", "budget", "init s", "train s", "eval s", "CPU-s", "images/s")
+    lines = []
+    for row in ours:
+        cost = provenance.cost(row)
+        cells = [number(value, 1) for value in cost.values()]
+        lines.append([row.name, str(row.first.total_steps), *cells])
+    return table(head, lines) if lines else ""
+
+
+def published(entries: Sequence[dict[str, Any]]) -> str:
     lines = [[e["label"], e["published"], e["here"], e["source"]] for e in entries]
-    return table(("recipe or system", "published", "here", "source"), lines, wrap=(1, 2, 3))
+    return table(("recipe or system", "published", "here", "source"), lines, wrap={1, 2, 3})
+
+
+def origins(rows: Sequence[Row]) -> str:
+    """Returns, for one task, the settings that differ, then code, versions and devices."""
+    shown = figures.largest_budgets(rows)
+    dataset, batch, _ = rows[0].task
+    differences = provenance.config_differences(shown)
+    parts = [heading(f"{dataset}, batch {batch or 'not known'}: settings that differ")]
+    if differences:
+        lines = [[field, *values] for field, values in differences]
+        parts.append(table(("field", *(row.name for row in shown)), lines))
+    known = [(row.name, provenance.origins(row)) for row in shown if row.first.kind == "run"]
+    lines = [[n, o["commit"], o["device"], o["versions"]] for n, o in known]
+    if lines:
+        parts.append(table(("recipe", "commit", "devices", "versions"), lines, wrap={2, 3}))
+    return "".join(parts) if len(parts) > 1 else ""
 
 
 def failed(report: dict[str, Any]) -> str:
     lines = screen.failed_lines(report)
-    return f'<div class="bad">{items(lines)}</div>' if lines else "<p>None.</p>"
+    return f'<div class="bad">{items(lines)}</div>' if lines else ""

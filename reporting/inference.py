@@ -8,6 +8,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
 
 import numpy as np
 from scipy import stats
@@ -16,6 +18,8 @@ N_RESAMPLES = 9_999
 # C(16, 8) = 12,870: two groups of eight are still enumerated.
 MAX_ENUMERATED = 20_000
 ALPHA = 0.05
+# With few shared seeds sign flips have too few patterns: five can never give 5 % (2 / 2^5).
+MIN_PAIRS = 10
 
 
 def km_median(times: np.ndarray, reached: np.ndarray) -> np.ndarray:
@@ -67,15 +71,25 @@ def km_interval(times: np.ndarray, reached: np.ndarray) -> tuple[float, float] |
     return percentile_interval(km_median(times[index], reached[index]))
 
 
-def waiting_scores(lo: np.ndarray, hi: np.ndarray) -> np.ndarray:
+def waiting_scores(lo: np.ndarray, hi: np.ndarray, horizon: float = np.inf) -> np.ndarray:
     """Returns [n] Gehan scores: runs surely before me minus runs surely after me.
 
-    Run i waits until a step in (lo_i, hi_i]; i is surely before j if hi_i <= lo_j. With one
-    evaluation grid and one budget these are the centred ranks of Mann and Whitney, censored runs
-    tied for last. Source: Gehan 1965; the interval form, Mantel 1967.
+    Run i waits until a step in (lo_i, hi_i]; i is surely before j if hi_i <= lo_j. Nothing after
+    `horizon` is looked at, so recipes with different budgets are censored alike. With one
+    evaluation grid these are the centred ranks of Mann and Whitney, censored runs tied for last.
+    Source: Gehan 1965, A generalized Wilcoxon test; intervals: Mantel 1967.
     """
+    lo, hi = np.minimum(lo, horizon), np.where(hi > horizon, np.inf, hi)
     before = hi[:, None] <= lo[None, :]
     return before.sum(0) - before.sum(1).astype(float)
+
+
+@cache
+def _splits(n: int, n_a: int) -> np.ndarray | None:
+    """Returns [n_splits, n_a] indices of group a: all splits, or None if there are too many."""
+    if math.comb(n, n_a) > MAX_ENUMERATED:
+        return None
+    return np.array(list(itertools.combinations(range(n), n_a)))
 
 
 def permutation_p(scores: np.ndarray, n_a: int) -> float:
@@ -86,26 +100,47 @@ def permutation_p(scores: np.ndarray, n_a: int) -> float:
     """
     scores = scores - scores.mean()
     observed = abs(scores[:n_a].sum()) - 1e-9
-    if math.comb(len(scores), n_a) <= MAX_ENUMERATED:
-        splits = np.array(list(itertools.combinations(range(len(scores)), n_a)))
+    splits = _splits(len(scores), n_a)
+    if splits is not None:
         return float(np.mean(abs(scores[splits].sum(-1)) >= observed))
     rng = np.random.default_rng(len(scores))
     drawn = rng.permuted(np.tile(scores, (N_RESAMPLES, 1)), axis=1)[:, :n_a].sum(-1)
     return float((1 + np.sum(abs(drawn) >= observed)) / (1 + N_RESAMPLES))
 
 
-def sign_flip_p(differences: np.ndarray) -> float:
-    """Returns the two-sided p that paired differences are not symmetric about zero.
-
-    Enumerated for up to 14 pairs, else 9,999 random sign patterns.
-    """
-    observed = abs(differences.sum()) - 1e-9
-    n = len(differences)
+@cache
+def _signs(n: int) -> np.ndarray:
+    """Returns [n_patterns, n] signs: all up to 14 pairs, else 9,999 drawn ones."""
     if 2**n <= MAX_ENUMERATED:
-        signs = np.array(list(itertools.product((1, -1), repeat=n)))
-        return float(np.mean(abs(signs @ differences) >= observed))
-    signs = np.random.default_rng(n).choice((1, -1), size=(N_RESAMPLES, n))
-    return float((1 + np.sum(abs(signs @ differences) >= observed)) / (1 + N_RESAMPLES))
+        return np.array(list(itertools.product((1.0, -1.0), repeat=n)))
+    return np.random.default_rng(n).choice((1.0, -1.0), size=(N_RESAMPLES, n))
+
+
+def sign_flip_p(differences: np.ndarray) -> float:
+    """Returns the two-sided p that paired differences are not symmetric about zero."""
+    n = len(differences)
+    extreme = abs(_signs(n) @ differences) >= abs(differences.sum()) - 1e-9
+    if 2**n <= MAX_ENUMERATED:
+        return float(np.mean(extreme))
+    return float((1 + np.sum(extreme)) / (1 + N_RESAMPLES))
+
+
+def test_scores(scores: np.ndarray, n_a: int, paired: bool) -> dict[str, Any]:
+    """Returns p, the test's name, and whether a's scores are the lower ones (earlier, better).
+
+    Args:
+      scores: [n_a + n_b] ranks in the pooled sample, the first n_a of recipe a.
+      paired: whether the i-th of a and the i-th of b share a seed.
+    """
+    n_b = len(scores) - n_a
+    if min(n_a, n_b) < 2:
+        return {"verdict": f"not tested: n = {min(n_a, n_b)}"}
+    lower = bool(scores[:n_a].mean() < scores[n_a:].mean())
+    if paired:
+        p = sign_flip_p(scores[:n_a] - scores[n_a:])
+        return {"p_value": p, "lower": lower, "test": "rank scores, paired by seed, sign flips"}
+    p = permutation_p(scores, n_a)
+    return {"p_value": p, "lower": lower, "test": "rank scores, permutation (Gehan)"}
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -18,6 +18,8 @@ NOT_COMPARED = {
     "assumed", "resume", "profile", "compile_cache",
 }  # fmt: skip
 
+REDUCTIONS = (0.05, 0.10, 0.20, 0.31)  # fewer steps, as fractions; the last is the published one
+
 
 @dataclass(frozen=True)
 class Row:
@@ -171,6 +173,22 @@ def seconds_statistics(row: Row) -> dict[str, Any]:
     }
 
 
+def power(row: Row) -> dict[str, Any]:
+    """Returns the spread of log steps over seeds and the seeds a recipe needs to show x % fewer.
+
+    The other recipe is taken to spread alike. A row without any spread spreads at least by the
+    rounding of its evaluation grid (a uniform error of one cadence).
+    """
+    steps = np.array([r.steps_to_target for r in row.runs if r.steps_to_target], dtype=float)
+    if len(steps) < 3:
+        return {"log_sd": None, "seeds": {}}
+    widths = [hi - lo for lo, hi in (run.reach_interval() for run in row.runs) if np.isfinite(hi)]
+    rounding = float(np.median(widths) / np.median(steps) / np.sqrt(12))
+    log_sd = max(float(np.std(np.log(steps), ddof=1)), rounding)
+    seeds = {f"{100 * x:.0f} %": inference.seeds_needed(log_sd, x) for x in REDUCTIONS}
+    return {"log_sd": log_sd, "seeds": seeds}
+
+
 def claim(row: Row) -> dict[str, Any]:
     """Returns the seed's question: does the median over seeds reach the target at this budget?"""
     finals, target = row.finals(), row.first.target_accuracy
@@ -204,6 +222,7 @@ def summary(row: Row) -> dict[str, Any]:
         "final_accuracy": accuracy_statistics(row),
         "claim": claim(row),
         "seconds_to_target": seconds_statistics(row),
+        "power": power(row),
         "flags": row_flags(row),
         **(log_statistics(row) if first.kind == "log" else {}),
     }

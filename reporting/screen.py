@@ -84,12 +84,13 @@ def accuracy_cell(row: dict[str, Any]) -> str:
     accuracy = row["final_accuracy"]
     if not accuracy["n_measured"]:
         return "not measured"
-    cells = [_fraction(accuracy[key]) for key in ("median", "q25", "q75")]
+    cells = [fraction(accuracy[key]) for key in ("median", "q25", "q75")]
     reaches = {True: "yes", False: "no", None: "?"}[row["claim"]["reaches_target"]]
     return f"{cells[0]} [{cells[1]}, {cells[2]}] {reaches}"
 
 
-def _fraction(value: float | None) -> str:
+def fraction(value: float | None) -> str:
+    """Returns four digits without the leading zero; a diverged run has no accuracy."""
     return "div." if value is None else f"{value:.4f}".lstrip("0") if value < 1 else "1.000"
 
 

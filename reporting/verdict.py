@@ -36,28 +36,72 @@ def _medians_disagree(test: dict[str, Any]) -> bool:
 
 
 def sentence(test: dict[str, Any]) -> str:
-    """Returns one line: who, what, by how much, on which evidence."""
+    """Returns one line: who, what, by how much, on which evidence; the better one comes first."""
     a, b, said = test["a"], test["b"], test["verdict"]
     where = {"A": "steps to the target", "B": "accuracy at the budget", "ladder": "budget ladder"}
     if said.startswith("not comparable: other batch"):
         return f"{a} and {b}: {said}"
     if said.startswith("not "):
         return f"{a} and {b}, {where[test['measure']]}: {said}"
-    evidence = f"{_size(test)}p = {test['p_adjusted']:.2g}"
+    evidence = f"p = {test['p_adjusted']:.2g}"
     if said.startswith("no "):
-        return f"{a} and {b}, {where[test['measure']]}: {said} ({evidence})"
-    verb = "ends with" if test["measure"] == "B" else "needs"
-    return f"{a} {verb} {said} than {b} ({evidence})"
+        return f"{a} and {b}, {where[test['measure']]}: {said} ({_size(test)}{evidence})"
+    better, worse = (a, b) if test["lower"] else (b, a)
+    size = _size(test if test["lower"] else mirrored(test))
+    words = "ends with higher final accuracy" if test["measure"] == "B" else "needs fewer steps"
+    ladder = ", by its budget ladder" if test["measure"] == "ladder" else ""
+    return f"{better} {words} than {worse}{ladder} ({size}{evidence})"
+
+
+def mirrored(test: dict[str, Any]) -> dict[str, Any]:
+    """Returns the sizes of the same comparison seen from b."""
+
+    def inverse(x: float | None) -> float | None:
+        return None if not x else 1 / x
+
+    def negative(x: float | None) -> float | None:
+        return None if x is None else -x
+
+    turn = negative if test["measure"] == "B" else inverse
+    ends = test["ci95"]
+    interval = None if ends is None else [turn(ends[1]), turn(ends[0])]
+    sizes = {"ratio": inverse(test["ratio"]), "difference": negative(test["difference"])}
+    return test | sizes | {"ci95": interval}
 
 
 def _size(test: dict[str, Any]) -> str:
-    interval = test["ci95"] or [None, None]
+    interval = test["ci95"]
     if test["measure"] == "B":
         if test["difference"] is None:
-            return ""
-        ends = " to ".join("?" if x is None else f"{100 * x:+.2f}" for x in interval)
-        return f"{100 * test['difference']:+.2f} points, 95 % interval {ends}; "
+            return "a median is that of diverged runs; "
+        return f"{100 * test['difference']:+.2f} points{_ends(interval, '+.2f', 100)}; "
     if test["ratio"] is None:
-        return "a median is beyond the budget; "
-    ends = " to ".join("?" if x is None else f"{x:.3f}" for x in interval)
-    return f"ratio {test['ratio']:.3f}, 95 % interval {ends}; "
+        return "a median lies beyond the budget; "
+    return f"ratio of steps {test['ratio']:.3f}{_ends(interval, '.3f', 1)}; "
+
+
+def _ends(interval: list[float | None] | None, form: str, factor: float) -> str:
+    """Returns the interval as text; an open end is one that the runs do not bound."""
+    if interval is None:
+        return ""
+    ends = ["open" if x is None else format(factor * x, form) for x in interval]
+    return f", 95 % interval {ends[0]} to {ends[1]}"
+
+
+def claim_sentence(row: dict[str, Any]) -> str | None:
+    """Returns whether the median over seeds reaches the target at this budget; None if unmeasured.
+
+    At the target counts as reached: MLPerf's checker says "at least".
+    """
+    accuracy, reaches = row["final_accuracy"], row["claim"]["reaches_target"]
+    if reaches is None:
+        return None
+    median = "diverged" if accuracy["median"] is None else f"{accuracy['median']:.5g}"
+    words = "reaches" if reaches else "does not reach"
+    text = f"{row['recipe']} {words} {row['target_accuracy']:.4g} in {row['total_steps']} steps"
+    text += f": the median final accuracy of {accuracy['n_measured']} seeds is {median}"
+    lo, hi = accuracy["ci95"] or (None, None)
+    if lo is None or hi is None:
+        return text
+    inside = lo < row["target_accuracy"] <= hi
+    return text + (", but its 95 % interval includes the target" if inside else "")

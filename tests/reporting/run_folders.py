@@ -38,6 +38,9 @@ def write_run(
         "device": {"kind": "cpu", "count": 1, "hosts": 1}, "unverified": [], "assumed": [],
     }  # fmt: skip
     rows = [f"{s},{c},{N_EVAL},{c / N_EVAL},0.5" for s, c in zip(steps, counts, strict=True)]
+    metrics = [f"{s},{1 / s:.6g},0.5,0{',0.01' if 'shampoo' in recipe else ''}" for s in steps]
+    columns = "step,learning_rate,loss,skipped" + (",root_error" if "shampoo" in recipe else "")
+    (folder / "metrics.csv").write_text("\n".join([columns, *metrics, ""]))
     (folder / "curve.csv").write_text("\n".join(["step,n_correct,n_seen,accuracy,loss", *rows, ""]))
     (folder / "run.json").write_text(json.dumps(run | (record or {})))
     settings = {"recipe": recipe, "seed": seed, "stop_at_target": False, "total_steps": steps[-1],

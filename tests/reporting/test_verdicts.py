@@ -1,0 +1,177 @@
+"""The words of the verdict for known cases, through the command's own path."""
+
+import numpy as np
+import pytest
+from run_folders import write_run
+
+from reporting import collect, document
+
+LATE, EARLY = (500, 700, 900, 972, 980), (500, 700, 971, 976, 985)
+
+
+def report_on(tmp_path):
+    runs, problems = collect.collect([tmp_path])
+    return document.build(runs, problems)[0]
+
+
+def comparison(tmp_path, measure="A"):
+    (test,) = [t for t in report_on(tmp_path)["comparisons"] if t["measure"] == measure]
+    return test
+
+
+def write_pair(tmp_path, a, b, n, **settings):
+    for seed in range(n):
+        write_run(tmp_path, "lars:digits", seed, a, **settings)
+        write_run(tmp_path, "shampoo:digits", seed, b)
+
+
+@pytest.mark.parametrize("n", [5, 10])
+def test_a_difference_in_every_seed_is_shown(n, tmp_path):
+    write_pair(tmp_path, LATE, EARLY, n)
+    test = comparison(tmp_path)
+    assert test["verdict"] == "more steps"  # lars against shampoo: a is the first in the table
+    assert test["ratio"] == pytest.approx(64 / 48)
+    assert test["ci95"] == pytest.approx([64 / 48, 64 / 48])
+    assert test["sentence"].startswith("shampoo:digits needs fewer steps than lars:digits")
+    # All five late ones after all five early ones: 2 of the 252 splits; 2 of the 2^10 patterns.
+    assert test["p_value"] == pytest.approx(2 / 252 if n == 5 else 2 / 1024)
+
+
+def test_equal_runs_show_no_difference(tmp_path):
+    write_pair(tmp_path, LATE, LATE, 10)
+    test = comparison(tmp_path)
+    assert test["verdict"] == "no difference shown with n = 10"
+    assert test["p_value"] == 1.0
+    assert comparison(tmp_path, "B")["verdict"] == "no difference shown with n = 10"
+
+
+def test_three_seeds_can_show_nothing_and_the_verdict_says_so(tmp_path):
+    write_pair(tmp_path, LATE, EARLY, 3)
+    assert (
+        comparison(tmp_path)["verdict"]
+        == "no difference shown with n = 3: too few seeds to show any"
+    )
+
+
+def test_another_batch_size_is_not_compared(tmp_path):
+    for seed in range(5):
+        write_run(tmp_path, "lars:digits", seed, LATE, record={"global_batch_size": 320})
+        write_run(tmp_path, "shampoo:digits", seed, EARLY)
+    for measure in "AB":
+        test = comparison(tmp_path, measure)
+        assert test["verdict"] == "not comparable: other batch size (320 and 640)"
+        assert test["ratio"] is test["p_value"] is None
+
+
+def test_other_budgets_compare_by_a_and_not_by_b(tmp_path):
+    """The published comparison itself: 2512 steps against 1729."""
+    for seed in range(5):
+        write_run(tmp_path, "lars:digits", seed, (*LATE[:4], 973, 980))
+        write_run(tmp_path, "shampoo:digits", seed, EARLY)
+    assert comparison(tmp_path)["verdict"] == "more steps"
+    assert comparison(tmp_path, "B")["verdict"] == "not comparable: other budget (96, 80)"
+
+
+def test_runs_beyond_the_shorter_budget_count_as_not_reached_there(tmp_path):
+    """a reaches the target only after b's budget has ended; b never does: nothing is shown."""
+    for seed in range(5):
+        write_run(tmp_path, "lars:digits", seed, (500, 600, 700, 800, 960, 972))
+        write_run(tmp_path, "shampoo:digits", seed, (500, 600, 700, 800, 960))
+    test = comparison(tmp_path)
+    assert test["verdict"] == "no difference shown with n = 5"
+    assert test["ratio"] is None
+
+
+def test_diverged_seeds_stay_in_n_and_count_against(tmp_path):
+    for seed in range(10):
+        diverged = seed < 6
+        write_run(
+            tmp_path, "lars:digits", seed, (100,) if diverged else LATE,
+            status="diverged" if diverged else "done", record={"total_steps": 80},
+            config={"total_steps": 80},
+        )  # fmt: skip
+        write_run(tmp_path, "shampoo:digits", seed, LATE)
+    lars, _ = report_on(tmp_path)["rows"]
+    assert (lars["n"], lars["n_reached"], lars["n_diverged"]) == (10, 4, 6)
+    assert lars["steps_to_target"]["median"] is None  # 4 of 10 reached it
+    assert lars["final_accuracy"]["median"] is None  # the median run diverged
+    assert comparison(tmp_path, "B")["verdict"] == "lower final accuracy"
+    assert comparison(tmp_path)["verdict"] == "more steps"
+
+
+def test_several_comparisons_are_corrected_for_their_number(tmp_path):
+    """Four recipes of five seeds: p = 2/252 in six tests is 6 * 2/252 = 0.048; in ten, 0.079."""
+    for seed in range(5):
+        for recipe, counts in (("lars", LATE), ("nesterov", EARLY), ("sm3", EARLY), ("x", EARLY)):
+            write_run(tmp_path, f"{recipe}:digits", seed, counts)
+    shown = [t for t in report_on(tmp_path)["comparisons"] if t["verdict"] == "more steps"]
+    assert len(shown) == 3
+    assert all(t["p_adjusted"] == pytest.approx(12 / 252) for t in shown)
+    for seed in range(5):
+        write_run(tmp_path, "y:digits", seed, EARLY)
+    assert not any(t["verdict"] == "more steps" for t in report_on(tmp_path)["comparisons"])
+
+
+def ladder(tmp_path, recipe, steps_needed, n, noise=0.0):
+    """Final accuracies rise with log steps and pass 0.97 at `steps_needed`."""
+    rng = np.random.default_rng(len(recipe))
+    for budget in (32, 48, 64, 80, 96):
+        for seed in range(n):
+            final = 970 + round(60 * np.log(budget / steps_needed) + noise * rng.normal())
+            write_run(tmp_path, recipe, seed, (300, final), eval_every_steps=budget // 2)
+
+
+def test_ladders_drive_the_verdict_where_there_are_some(tmp_path):
+    ladder(tmp_path, "lars:digits", 80, 10)
+    ladder(tmp_path, "shampoo:digits", 56, 10)
+    found = report_on(tmp_path)
+    (test,) = found["comparisons"]
+    assert (test["measure"], test["verdict"]) == ("ladder", "more steps")
+    lars, shampoo = found["ladders"]
+    assert (lars["smallest_budget"], shampoo["smallest_budget"]) == (80, 64)
+    # Between 48 (961 of 1000) and 64 (978) the line passes 970 at 48 + 16 * 9 / 17.
+    assert shampoo["interpolated"] == pytest.approx(48 + 16 * 9 / 17)
+    assert test["ratio"] == pytest.approx(80 / (48 + 16 * 9 / 17))
+
+
+def test_ladders_that_never_reach_the_target_say_so(tmp_path):
+    ladder(tmp_path, "lars:digits", 200, 5)
+    ladder(tmp_path, "shampoo:digits", 200, 5)
+    found = report_on(tmp_path)
+    assert [x["smallest_budget"] for x in found["ladders"]] == [None, None]
+    assert found["comparisons"][0]["verdict"] == "no difference shown with n = 5"
+
+
+def accuracies_50(above, at, below):
+    counts = [972] * above + [970] * at + [968] * below
+    return [(500, c) for c in counts]
+
+
+@pytest.mark.parametrize(
+    ("above", "at", "below", "reaches"),
+    [
+        (26, 0, 24, True),  # the 25th and 26th best are above: the median is
+        (24, 0, 26, False),
+        (25, 0, 25, True),  # .968 and .972 average to the target exactly: a tie is reached
+        (24, 2, 24, True),  # both middle runs sit at the target
+        (20, 6, 24, True),
+        (24, 1, 25, False),  # .968 and .970 average below it
+    ],
+)
+def test_the_claim_about_fifty_seeds_is_answered_ties_included(above, at, below, reaches, tmp_path):
+    for seed, counts in enumerate(accuracies_50(above, at, below)):
+        write_run(tmp_path, "shampoo:digits", seed, counts)
+    (row,) = report_on(tmp_path)["rows"]
+    assert row["n"] == 50
+    assert row["claim"]["reaches_target"] is reaches
+
+
+def test_the_power_of_a_row_follows_from_its_spread(tmp_path):
+    for seed in range(10):
+        hit = 2 + seed % 3  # 48, 64, 80 steps
+        counts = [500] * hit + [971] * (6 - hit)
+        write_run(tmp_path, "lars:digits", seed, counts)
+    (row,) = report_on(tmp_path)["rows"]
+    steps = np.array([48, 64, 80] * 3 + [48.0])
+    assert row["power"]["log_sd"] == pytest.approx(np.std(np.log(steps), ddof=1))
+    assert list(row["power"]["seeds"]) == ["5 %", "10 %", "20 %", "31 %"]
