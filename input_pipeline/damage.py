@@ -1,5 +1,6 @@
 """What is wrong with data that cannot be read: the example or file, and the remedy."""
 
+import contextlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,19 +24,21 @@ class BadExample:
 
 
 def undecodable(examples: Iterable[dict], decode: Callable[[dict], Any]) -> list[BadExample]:
-    """Returns the examples that `decode` fails for, by trying one after the other."""
+    """Returns the examples that `decode` fails for, by trying one after the other.
+
+    Ends early where the examples themselves cannot be read.
+    """
     tf = tensorflow()
     bad = []
-    for example in examples:
-        try:
-            decode(example)
-        except tf.errors.InvalidArgumentError as error:
-            if example["jpeg"].numpy().startswith(PNG_SIGNATURE):
-                reason = "a PNG, not a JPEG"
-            else:
-                reason = _first_line(error)
-            name = example["id"].numpy().decode(errors="replace")
-            bad.append(BadExample(int(example["index"]), name, reason))
+    with contextlib.suppress(tf.errors.DataLossError, tf.errors.FailedPreconditionError):
+        for example in examples:
+            try:
+                decode(example)
+            except tf.errors.InvalidArgumentError as error:
+                name = example["id"].numpy().decode(errors="replace")
+                is_png = example["jpeg"].numpy().startswith(PNG_SIGNATURE)
+                reason = "a PNG, not a JPEG" if is_png else _first_line(error)
+                bad.append(BadExample(int(example["index"]), name, reason))
     return bad
 
 
@@ -53,33 +56,26 @@ def corrupt(found: Prepared, bad: list[BadExample]) -> ValueError:
     )
 
 
-def unreadable(found: Prepared, split: str, error: Exception) -> ValueError:
-    """Returns the error for a file that ends early or has changed, named if it can be found."""
-    for file in shard_files(found, split):
+def unreadable(found: Prepared, split: str, error: Exception | None = None) -> ValueError:
+    """Returns the error for files that end early or hold fewer examples than promised."""
+    remedy = "copy or prepare the data set again"
+    for file, n_examples in zip(shard_files(found, split), found.shard_lengths[split], strict=True):
         try:
-            mlperf.count_records(Path(file))
+            n_records = mlperf.count_records(Path(file))
         except (ValueError, OSError) as reason:
             return ValueError(str(reason))
-    return ValueError(
-        f"dataset.data_dir={found.directory}: the {split} examples cannot be read: "
-        f"{_first_line(error)}; copy or prepare the data set again"
-    )
-
-
-def too_few(found: Prepared, split: str) -> ValueError:
-    """Returns the error for files that hold fewer examples than promised."""
-    for file, n_examples in zip(shard_files(found, split), found.shard_lengths[split], strict=True):
-        if (n_records := mlperf.count_records(Path(file))) != n_examples:
+        if n_records != n_examples:
             return ValueError(
                 f"dataset.data_dir: {file} holds {n_records} examples, its metadata say "
-                f"{n_examples}; copy or prepare the data set again"
+                f"{n_examples}; {remedy}"
             )
+    what = _first_line(error) if error else "fewer than the metadata say"
     return ValueError(
-        f"dataset.data_dir={found.directory}: fewer {split} examples were read than its metadata "
-        f"say ({found.n_examples(split)}); prepare the data set again"
+        f"dataset.data_dir={found.directory}: {split} examples cannot be read: {what}; {remedy}"
     )
 
 
 def _first_line(error: Exception) -> str:
-    text = getattr(error, "message", "") or str(error)
-    return text.strip().splitlines()[0].removeprefix("{{function_node").split("}} ")[-1]
+    """Returns what TensorFlow says, without the names of its ops."""
+    text = (getattr(error, "message", "") or str(error)).strip().splitlines()[0]
+    return text.split("}} ")[-1].split(" [Op:")[0]

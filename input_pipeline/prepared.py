@@ -1,6 +1,5 @@
 """Data sets on disk: what is known of one, and checks of its files. No TensorFlow here."""
 
-import os
 import re
 from dataclasses import dataclass, field
 
@@ -52,11 +51,18 @@ def check(found: Prepared) -> None:
 def check_shard(file: epath.PathLike) -> None:
     """Raises ValueError if one file of examples is missing, empty or unreadable."""
     file = epath.Path(file)
-    if not file.exists():
-        raise ValueError(f"dataset.data_dir: {file} is missing; copy or prepare the data set again")
-    if is_local(str(file)) and not os.access(file, os.R_OK):
-        raise ValueError(f"dataset.data_dir: {file}: no permission to read; grant it (chmod a+r)")
-    if not file.stat().length:
+    try:
+        with file.open("rb") as opened:
+            is_empty = not opened.read(1)
+    except FileNotFoundError as error:
+        raise ValueError(
+            f"dataset.data_dir: {file} is missing; copy or prepare the data set again"
+        ) from error
+    except PermissionError as error:
+        raise ValueError(
+            f"dataset.data_dir: {file}: no permission to read; grant it (chmod a+r)"
+        ) from error
+    if is_empty:
         raise ValueError(f"dataset.data_dir: {file} is empty; copy or prepare the data set again")
 
 

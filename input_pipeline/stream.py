@@ -45,7 +45,7 @@ def train_batches(
             for batch in _batched(stream, decode, host_batch_size).as_numpy_iterator():
                 epochs, _ = sharding.stream_positions(step, host_batch_size, shard[1] - shard[0])
                 if not np.array_equal(batch["epoch"], epochs):
-                    raise damage.too_few(found, "train")
+                    raise damage.unreadable(found, "train")
                 batch = _without(bad, batch)
                 yield {
                     "image": batch["image"],
@@ -58,12 +58,12 @@ def train_batches(
         except errors as error:
             # Once more, example by example, to learn which it is.
             if options.cache == "decoded":  # decoded ahead of its turn: any of the shard
-                suspects = _blanked(records.read(found, "train", *shard), bad).map(
-                    as_written(_in_epoch(0))
-                )
+                encoded = _blanked(records.read(found, "train", *shard), bad)
+                suspects = encoded.map(as_written(_in_epoch(0)))
             else:
+                stream = ordered(found, options, seed, shard, step * host_batch_size, bad)
                 suspects = stream.take(host_batch_size)
-            new = damage.undecodable(suspects, _train_image(options, seed, image_size))
+            new = damage.undecodable(suspects, decode)
             if not new:
                 raise damage.unreadable(found, "train", error) from error
             if options.on_corrupt == "fail":
@@ -100,12 +100,16 @@ def eval_batches(
             damage.corrupt(found, bad) if bad else damage.unreadable(found, split, error)
         ) from error
     if n_seen != shard[1] - shard[0]:
-        raise damage.too_few(found, split)
+        raise damage.unreadable(found, split)
 
 
 def _reading_errors() -> tuple[type[Exception], ...]:
     tf = tensorflow()
-    return tf.errors.InvalidArgumentError, tf.errors.DataLossError
+    return (
+        tf.errors.InvalidArgumentError,  # an image
+        tf.errors.DataLossError,  # a record
+        tf.errors.FailedPreconditionError,  # tfds: fewer records than its metadata say
+    )
 
 
 @lru_cache(maxsize=2)

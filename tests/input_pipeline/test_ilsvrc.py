@@ -1,0 +1,87 @@
+import shutil
+from types import SimpleNamespace
+
+import miniature
+import pytest
+
+from input_pipeline import ilsvrc
+
+
+def check(directory, is_subset=True):
+    return ilsvrc.check(str(directory), str(directory), is_subset)
+
+
+@pytest.fixture
+def tars(tmp_path):
+    return miniature.write_tars(tmp_path)
+
+
+def test_an_intact_miniature_passes_and_is_counted(tars):
+    assert "3 synsets and 11 validation images" in check(tars)
+
+
+def test_a_part_must_be_asked_for(tars):
+    with pytest.raises(ValueError, match=r"not the 147,897,477,120 of the full set.*--subset"):
+        check(tars, is_subset=False)
+
+
+@pytest.mark.parametrize("name", [ilsvrc.TRAIN, ilsvrc.VAL])
+def test_a_missing_archive_is_named_with_size_and_source(tars, name):
+    (tars / name).unlink()
+    size = f"{ilsvrc.OFFICIAL_BYTES[name]:,}"
+    with pytest.raises(ValueError, match=rf"{name} \({size} bytes\) is missing.*image-net.org"):
+        check(tars)
+
+
+@pytest.mark.parametrize("name", [ilsvrc.TRAIN, ilsvrc.VAL])
+@pytest.mark.parametrize("removed_bytes", [100, 5000])
+def test_a_truncated_archive_is_named(tars, name, removed_bytes):
+    archive = tars / name
+    kept = archive.read_bytes().rstrip(b"\0")
+    archive.write_bytes(kept[:-removed_bytes])
+    with pytest.raises(ValueError, match=rf"{name}.*truncated"):
+        check(tars)
+
+
+def test_a_file_that_is_no_archive_is_named(tars):
+    (tars / ilsvrc.TRAIN).write_bytes(b"<html>not found</html>" * 99 + bytes(1024))
+    with pytest.raises(ValueError, match=r"img_train.tar.*not a tar archive"):
+        check(tars)
+
+
+def test_a_damaged_synset_within_the_archive_is_named(tars):
+    inner = {"n01440764.tar": miniature.tar(miniature.train_images())[:2000]}
+    (tars / ilsvrc.TRAIN).write_bytes(miniature.tar(inner))
+    with pytest.raises(ValueError, match=r"n01440764.tar in it is damaged"):
+        check(tars)
+
+
+@pytest.mark.parametrize(
+    ("number", "replacement"),
+    [
+        (5, None),  # a gap: tfds would shift all later labels
+        (1, "val/ILSVRC2012_val_00000001.JPEG"),  # sorts after the others
+        (11, "readme.txt"),
+    ],
+)
+def test_val_names_that_would_shift_the_labels_are_refused(tmp_path, number, replacement):
+    images = miniature.val_images()
+    missing = f"ILSVRC2012_val_{number:08d}.JPEG"
+    content = images.pop(missing)
+    if replacement:
+        images[replacement] = content
+    miniature.write_tars(tmp_path, val=images)
+    with pytest.raises(ValueError, match=rf"where '{missing}' belongs: every label after it"):
+        check(tmp_path)
+
+
+def test_the_train_archive_must_hold_synsets(tars):
+    (tars / ilsvrc.TRAIN).write_bytes(miniature.tar(miniature.train_images()))
+    with pytest.raises(ValueError, match=r"holds 'n01440764_0.JPEG'; expected n01440764.tar"):
+        check(tars)
+
+
+def test_too_little_room_is_told_before_the_start(tars, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
+    with pytest.raises(ValueError, match=r"0.0 GiB free, .* GiB needed; make room"):
+        check(tars)

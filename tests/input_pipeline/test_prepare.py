@@ -1,0 +1,82 @@
+import gzip
+import io
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from input_pipeline import __main__ as command
+from input_pipeline import fashion_mnist, prepare
+
+
+def test_an_unreachable_host_is_told_in_seconds_with_the_files_to_fetch(monkeypatch, tmp_path):
+    with socket.socket() as silent:  # accepts, and never answers
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        monkeypatch.setattr(prepare, "REACH_SECONDS", 0.2)
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/train.gz"
+        start = time.monotonic()
+        with pytest.raises(
+            ValueError, match=r"mnist: cannot be downloaded.*train.gz.*--manual_dir"
+        ):
+            prepare._check_reachable("mnist", [url], str(tmp_path))
+        assert time.monotonic() - start < 2
+
+
+def test_debians_files_get_upstreams_headers_back(tmp_path):
+    """gzip itself writes the expected files: name and time in the header, the rest untouched."""
+    source, target = tmp_path / "debian", tmp_path / "upstream"
+    source.mkdir()
+    target.mkdir()
+    expected = {}
+    for name in fashion_mnist.FILES:
+        modified = {"train": 1504176606, "t10k": 1504176627}[name.split("-")[0]]
+        packed = io.BytesIO()
+        stem = name.removesuffix(".gz")
+        with gzip.GzipFile(stem, "wb", fileobj=packed, mtime=modified) as file:
+            file.write(name.encode() * 9)
+        expected[name] = packed.getvalue()
+        flags_off = bytes([expected[name][3] & ~8])
+        start = 10 + len(stem) + 1
+        stripped = expected[name][:3] + flags_off + bytes(4) + expected[name][8:10]
+        (source / name).write_bytes(stripped + expected[name][start:])
+    fashion_mnist.restore_headers(source, target)
+    assert {name: (target / name).read_bytes() for name in expected} == expected
+    (source / fashion_mnist.FILES[0]).unlink()
+    with pytest.raises(ValueError, match=r"train-images-idx3-ubyte.gz missing.*apt-get install"):
+        fashion_mnist.restore_headers(source, target)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--name=imagenet2012", "--data_dir={tmp}"], "both files|is not prepared there"),
+        (["--name=imagenet2012", "--data_dir={tmp}", "--manual_dir={tmp}"], "is missing"),
+        (["--name=nonsense", "--data_dir={tmp}"], "neither known here"),
+        (["--data_dir=/proc/none"], "cannot be made"),
+    ],
+)
+def test_the_command_ends_with_2_and_one_line(arguments, message, tmp_path, capsys):
+    assert command.main([argument.format(tmp=tmp_path) for argument in arguments]) == 2
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    assert any(part in told for part in message.split("|"))
+
+
+@pytest.mark.slow
+def test_processes_that_start_together_prepare_once(tmp_path):
+    code = (
+        "from input_pipeline import prepare\n"
+        f"print(prepare.ensure('digits', {str(tmp_path)!r}).n_examples('train'))"
+    )
+    processes = [
+        subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    shown = [process.communicate(timeout=120)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
+    assert [text.split()[-1] for text in shown] == ["1437", "1437"]
+    assert sum("Downloading and preparing" in text for text in shown) == 1
+    assert not list(tmp_path.glob("**/*incomplete*"))
