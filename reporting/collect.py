@@ -7,38 +7,47 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from reporting import mlperf_log
-from reporting.runs import Run, read_run
+from reporting import manifest, mlperf_log
+from reporting.runs import Run, read_json, read_run
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A file or folder that is counted nowhere, and why."""
+    """A file, folder or run that is counted nowhere, and why; `recipe` if it is known."""
 
     path: str
     message: str
+    recipe: str | None = None
 
 
 def collect(roots: Iterable[Path]) -> tuple[list[Run], list[Problem]]:
     """Returns (runs, problems) below `roots` (folders at any depth, or single log files).
 
     A folder with run.json is a run of ours and its result.txt is not read again; elsewhere
-    result*.txt are MLPerf logs. A root that does not exist is a ValueError.
+    result*.txt are MLPerf logs. What a sweep's manifest names and is not there is a problem too.
+    A root that does not exist is a ValueError.
     """
     runs: list[Run] = []
     problems: list[Problem] = []
     for path in sorted(set(_places(roots))):
         try:
-            if path.is_dir():
+            if path.name == MANIFEST:
+                problems += _lost(path)
+            elif path.is_dir():
                 runs.append(read_run(path))
             else:
                 runs += mlperf_log.read_log(path)
         except ValueError as error:
-            problems.append(Problem(str(path), str(error)))
+            problems.append(Problem(str(path), str(error), _recipe(path)))
+        except FileNotFoundError:
+            problems.append(Problem(str(path), "no run.json: not finished", _recipe(path)))
         except OSError as error:
             problems.append(Problem(str(path), f"{error.strerror or error}"))
     runs, repeated = _each_once(runs)
     return runs, problems + repeated
+
+
+MANIFEST = "manifest.jsonl"
 
 
 def _places(roots: Iterable[Path]) -> Iterator[Path]:
@@ -52,11 +61,29 @@ def _places(roots: Iterable[Path]) -> Iterator[Path]:
             if {"run.json", "curve.csv", "config.json"} & set(names):
                 yield here
             else:
-                yield from (here / n for n in names if _is_log(n))
+                yield from (here / name for name in names if _is_log(name) or name == MANIFEST)
 
 
 def _is_log(name: str) -> bool:
     return name.startswith("result") and name.endswith(".txt")
+
+
+def _lost(path: Path) -> list[Problem]:
+    """Returns the runs that a sweep started or gave up and that left no folder to read."""
+    lost = []
+    for (recipe, seed), status in manifest.read(path).items():
+        folder = path.parent / recipe / f"seed_{seed:04d}"
+        if not any((folder / name).exists() for name in ("run.json", "config.json", "curve.csv")):
+            lost.append(Problem(str(folder), f"the sweep's manifest says {status}", recipe))
+    return lost
+
+
+def _recipe(path: Path) -> str | None:
+    """Returns the recipe of a folder that has no readable run.json, if its config tells."""
+    try:
+        return str(read_json(path / "config.json").get("recipe") or "") or None
+    except (OSError, ValueError):
+        return None
 
 
 def _each_once(runs: list[Run]) -> tuple[list[Run], list[Problem]]:

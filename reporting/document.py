@@ -18,6 +18,10 @@ def build(runs: Sequence[Run], problems: Sequence[Problem]) -> tuple[dict[str, A
     summaries = [rows.summary(row) for row in groups]
     for summary in summaries:
         summary["published"] = published.beside(summary, entries)
+        lost = sum(p.recipe == summary["recipe"] for p in problems)
+        if lost:
+            runs_are = "runs of this recipe are" if lost > 1 else "run of this recipe is"
+            summary["flags"].append(f"{lost} {runs_are} unfinished, lost or unreadable, not in n")
     report = {
         "rows": summaries,
         "comparisons": compare.compare_all(groups),

@@ -7,7 +7,7 @@ from html import escape
 
 CSS = """
 :root { color-scheme: light; }
-body { font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; padding: 1rem; max-width: 66rem;
+body { font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; padding: 1rem; max-width: 74rem;
        color: #1a1a1a; background: #fff; overflow-wrap: anywhere; }
 h1 { font-size: 1.5rem; margin: .2rem 0; }
 h2 { font-size: 1.15rem; margin: 2rem 0 .5rem; border-top: 1px solid #ccc; padding-top: .7rem; }

@@ -131,6 +131,7 @@ def read_run(folder: Path) -> Run:
     if record["status"] not in STATUSES:
         raise ValueError(f"run.json: status={record['status']!r}, known: {', '.join(STATUSES)}")
     config = read_json(folder / "config.json") if (folder / "config.json").exists() else {}
+    _agree(record, config)
     flags = list(_flags_of(record, config))
     curve, notes = curves.read(folder / "curve.csv", may_be_cut=record["status"] != "done")
     flags += notes
@@ -166,6 +167,16 @@ def read_run(folder: Path) -> Run:
         config=config,
         record=record,
     )
+
+
+def _agree(record: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+    """Raises ValueError if the two files of a run tell of different runs."""
+    for key in ("recipe", "seed", "global_batch_size", "target_accuracy", "total_steps"):
+        if key in config and key in record and config[key] != record[key]:
+            raise ValueError(
+                f"run.json says {key}={record[key]!r}, config.json says {config[key]!r}: "
+                "files of two runs?"
+            )
 
 
 def _word(record: Mapping[str, Any], key: str) -> str:

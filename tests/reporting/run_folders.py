@@ -42,8 +42,9 @@ def write_run(
     columns = "step,learning_rate,loss,skipped" + (",root_error" if "shampoo" in recipe else "")
     (folder / "metrics.csv").write_text("\n".join([columns, *metrics, ""]))
     (folder / "curve.csv").write_text("\n".join(["step,n_correct,n_seen,accuracy,loss", *rows, ""]))
-    (folder / "run.json").write_text(json.dumps(run | (record or {})))
-    settings = {"recipe": recipe, "seed": seed, "stop_at_target": False, "total_steps": steps[-1],
-                "optimizer": {"name": run["optimizer"]}}  # fmt: skip
+    run |= record or {}
+    (folder / "run.json").write_text(json.dumps(run))
+    settings = {key: run[key] for key in ("recipe", "seed", "total_steps", "global_batch_size")}
+    settings |= {"stop_at_target": False, "optimizer": {"name": run["optimizer"]}}
     (folder / "config.json").write_text(json.dumps(settings | (config or {})))
     return folder
