@@ -35,6 +35,7 @@ def log_lines(
     epochs: Sequence[float] | None = None,
     block_epochs: Sequence[float] | None = None,
     status: str = "success",
+    n_blocks: int = 1000,
 ) -> list[str]:
     """Returns the lines of one run: blocks of four epochs numbered from 1 unless told."""
     n = len(accuracies)
@@ -44,7 +45,8 @@ def log_lines(
     lines.append(line("run_start"))
     for i, accuracy in enumerate(accuracies):
         now = START_MS + 1000 * seconds * (i + 1) / n
-        lines.append(line("block_start", epoch_count=block_epochs[i]))
+        if i < n_blocks:
+            lines.append(line("block_start", epoch_count=block_epochs[i]))
         lines.append(line("eval_accuracy", accuracy, now, epoch_num=epochs[i]))
     return [*lines, line("run_stop", None, START_MS + 1000 * seconds, status=status)]
 

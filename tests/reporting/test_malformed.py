@@ -158,7 +158,7 @@ BROKEN_LOGS = {
     "accuracy NaN": (log_lines(SHAMPOO, [math.nan], 9), "is not a fraction"),
     "accuracy a list": (log_lines(SHAMPOO, [[0.7]], 9), "is not a fraction"),
     "two accuracies at one epoch": (
-        log_lines(SHAMPOO, [0.7, 0.76], 9, epochs=[4, 4]),
+        log_lines(SHAMPOO, [0.7, 0.76], 9, epochs=[4, 4], n_blocks=1),
         "two different accuracies at epoch 4",
     ),
     "batch size zero": (log_lines(SHAMPOO | {"global_batch_size": 0}, [0.7], 9), "not a batch"),

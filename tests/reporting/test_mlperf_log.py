@@ -74,6 +74,15 @@ def test_a_first_block_that_contradicts_the_epoch_number_gives_no_steps(tmp_path
     assert run.steps_to_target is None
 
 
+def test_a_short_last_block_may_round_to_the_epoch_before(tmp_path):
+    """1729 steps evaluated every 157: the last look comes two steps after epoch 44."""
+    accuracies, blocks = [*PATH[:-1], 0.7588, 0.76], [4] * 11 + [1]
+    epochs = [4 * i for i in range(1, 12)] + [44]
+    lines = log_lines(SHAMPOO, accuracies, 200.0, epochs=epochs, block_epochs=blocks)
+    (run,) = read_log(write(tmp_path, lines))
+    assert (run.reached, run.last_accuracy, run.steps_to_target) == (True, 0.76, None)
+
+
 def test_floored_epoch_numbers_do_not_matter(tmp_path):
     epochs = [3.0, 6.0, *(4.0 * i - 2 for i in range(3, 12))]
     (run,) = read_log(write(tmp_path, log_lines(SHAMPOO, PATH, 200.0, epochs=epochs)))
