@@ -36,13 +36,13 @@ def train_batches(
       ValueError: an example or a file cannot be read; the message names it.
     """
     errors = _reading_errors()
-    decode = _train_image(options, seed, image_size)
+    decode = train_image(options, seed, image_size)
     bad: list[damage.BadExample] = []
     step = first_step
     while True:
         stream = ordered(found, options, seed, shard, step * host_batch_size, bad)
         try:
-            for batch in _batched(stream, decode, host_batch_size).as_numpy_iterator():
+            for batch in batched(stream, decode, host_batch_size).as_numpy_iterator():
                 epochs, _ = sharding.stream_positions(step, host_batch_size, shard[1] - shard[0])
                 if not np.array_equal(batch["epoch"], epochs):
                     raise damage.unreadable(found, "train")
@@ -95,7 +95,7 @@ def eval_batches(
             n_seen += len(batch["label"])
     except errors as error:
         suspects = records.read(found, split, *shard).skip(n_seen).take(host_batch_size)
-        bad = damage.undecodable(suspects, _eval_image(options, image_size))
+        bad = damage.undecodable(suspects, eval_image(options, image_size))
         raise (
             damage.corrupt(found, bad) if bad else damage.unreadable(found, split, error)
         ) from error
@@ -123,7 +123,7 @@ def _eval_dataset(
 ) -> Dataset:
     """Kept between evaluations, so that a cache, if the options ask for one, is filled once."""
     examples = records.read(found, split, *shard)
-    batches = _batched(examples, _eval_image(options, image_size), host_batch_size, partial=True)
+    batches = batched(examples, eval_image(options, image_size), host_batch_size, partial=True)
     return batches if options.cache == "none" else batches.cache()
 
 
@@ -139,7 +139,7 @@ def ordered(
     tf = tensorflow()
     examples = _blanked(records.read(found, "train", *shard), bad)
     if options.cache == "decoded":
-        examples = map_in_order(examples, _decoded)
+        examples = map_in_order(examples, decoded)
     if options.cache != "none":
         examples = examples.cache()  # filled in the first epoch, shared by all
 
@@ -160,7 +160,7 @@ def _in_epoch(epoch) -> Callable[[dict], dict]:
     return lambda example: {**example, "epoch": epoch}
 
 
-def _batched(
+def batched(
     examples: Dataset, decode: Callable[[dict], dict], host_batch_size: int, partial: bool = False
 ) -> Dataset:
     tf = tensorflow()
@@ -175,14 +175,14 @@ def _batched(
     )
 
 
-def _decoded(example: dict) -> dict:
+def decoded(example: dict) -> dict:
     """Replaces the JPEG by its whole image."""
     example = dict(example)
     example["decoded"] = tensorflow().io.decode_jpeg(example.pop("jpeg"), channels=3)
     return example
 
 
-def _train_image(options: Options, seed: int, image_size: int) -> Callable[[dict], dict]:
+def train_image(options: Options, seed: int, image_size: int) -> Callable[[dict], dict]:
     def decode(example: dict) -> dict:
         tf = tensorflow()
         key = tf.stack([tf.constant(seed, tf.int64), example["epoch"] * EPOCHS + example["index"]])
@@ -202,7 +202,7 @@ def _train_image(options: Options, seed: int, image_size: int) -> Callable[[dict
     return decode
 
 
-def _eval_image(options: Options, image_size: int) -> Callable[[dict], dict]:
+def eval_image(options: Options, image_size: int) -> Callable[[dict], dict]:
     def decode(example: dict) -> dict:
         shape = tensorflow().io.extract_jpeg_shape(example["jpeg"])
         window = preprocess.eval_window(shape, image_size)
