@@ -120,11 +120,18 @@ def compare_steps(a: Row, b: Row) -> dict[str, Any]:
     scores = inference.waiting_scores(intervals[:, 0], intervals[:, 1], horizon)
     medians, interval = _ratio_interval(a, b)
     ratio = medians[0] / medians[1] if np.isfinite(medians).all() else None
-    return (
-        frame
-        | inference.test_scores(scores, a.n, is_paired(a, b))
-        | {"ratio": ratio, "ci95": interval}
-    )
+    sizes = {"ratio": ratio, "ci95": interval} | _bound(medians, a, b)
+    return frame | inference.test_scores(scores, a.n, is_paired(a, b)) | sizes
+
+
+def _bound(medians: Sequence[float], a: Row, b: Row) -> dict[str, float]:
+    """Returns a bound of the ratio where one median alone lies beyond its budget."""
+    last = [float(row.waiting()[0].max()) for row in (a, b)]
+    if np.isfinite(medians[0]) and not np.isfinite(medians[1]):
+        return {"ratio_below": medians[0] / last[1]}
+    if np.isfinite(medians[1]) and not np.isfinite(medians[0]):
+        return {"ratio_above": last[0] / medians[1]}
+    return {}
 
 
 def compare_accuracy(a: Row, b: Row) -> dict[str, Any]:

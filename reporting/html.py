@@ -22,6 +22,7 @@ def render(report: dict[str, Any], rows: Sequence[Row]) -> str:
             "<h1>Which optimizer needs fewer steps?</h1>",
             verdicts(report),
             note(report["proxy_note"]),
+            claims(report),
             section("Runs", run_tables(report["rows"]), MEASURES),
             section("Budget ladders", ladders(report["ladders"]), LADDERS),
             section("Figures", "".join(map(plots, groups))),
@@ -53,7 +54,7 @@ COST = "Medians over runs. Wall seconds on a shared machine say little; compare 
 
 
 def verdicts(report: dict[str, Any]) -> str:
-    """Returns comparisons by measure, shown differences first and in bold, then the claims."""
+    """Returns comparisons by measure, shown differences first and in bold."""
     tests = report["comparisons"]
     parts = [] if tests else ["<p>One recipe only: nothing to compare.</p>"]
     for measure, title in VERDICTS.items():
@@ -66,8 +67,15 @@ def verdicts(report: dict[str, Any]) -> str:
     refused = screen.verdict_lines([t for t in tests if t["verdict"].startswith("not ")])
     if refused:
         parts.append(heading("Not compared") + items(refused))
-    claims = [s for row in report["rows"] if (s := verdict.claim_sentence(row))]
-    return "".join(parts) + (heading("At the budget") + items(claims) if claims else "")
+    return "".join(parts)
+
+
+def claims(report: dict[str, Any]) -> str:
+    """Returns whether each row's median reaches the target; ladders have their own table."""
+    laddered = {(ladder["recipe"], ladder["dataset"]) for ladder in report["ladders"]}
+    rows = [r for r in report["rows"] if (name(r), r["dataset"]) not in laddered]
+    lines = [sentence for row in rows if (sentence := verdict.claim_sentence(row))]
+    return heading("Does the median over seeds reach the target?") + items(lines) if lines else ""
 
 
 def run_tables(rows: Sequence[dict[str, Any]]) -> str:

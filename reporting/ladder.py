@@ -75,7 +75,7 @@ def summarise(rows: Sequence[Row]) -> dict[str, Any]:
         "medians": [finite(float(m)) for m in medians],
         "smallest_budget": int(smallest[0]) if smallest else None,
         "interpolated": finite(float(steps_needed(budgets, medians, target))),
-        "at_the_smallest": bool(smallest) and smallest[0] == budgets[0],
+        "at_the_smallest": bool(smallest and smallest[0] == budgets[0]),
     }
 
 

@@ -162,7 +162,7 @@ def _evaluations(log: Log, name: str) -> list[Evaluation]:
         if line.key == "eval_accuracy":
             new = Evaluation(_epoch(line), _accuracy(line, name), n_blocks, block_epochs)
             same = [e for e in found if e.epoch == new.epoch and new.epoch is not None]
-            # A short last block may round to the epoch before; without a block it is a contradiction.
+            # A short last block may round to the epoch before; without one it is a contradiction.
             if any(e.accuracy != new.accuracy and e.n_blocks == n_blocks for e in same):
                 raise ValueError(f"{name}: two different accuracies at epoch {new.epoch:g}")
             found += [] if any(e.accuracy == new.accuracy for e in same) else [new]

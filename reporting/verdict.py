@@ -66,7 +66,9 @@ def mirrored(test: dict[str, Any]) -> dict[str, Any]:
     ends = test["ci95"]
     interval = None if ends is None else [turn(ends[1]), turn(ends[0])]
     sizes = {"ratio": inverse(test["ratio"]), "difference": negative(test["difference"])}
-    return test | sizes | {"ci95": interval}
+    bounds = {"ratio_below": inverse(test.get("ratio_above"))}
+    bounds["ratio_above"] = inverse(test.get("ratio_below"))
+    return test | sizes | bounds | {"ci95": interval}
 
 
 def _size(test: dict[str, Any]) -> str:
@@ -75,8 +77,11 @@ def _size(test: dict[str, Any]) -> str:
         if test["difference"] is None:
             return "a median is that of diverged runs; "
         return f"{100 * test['difference']:+.2f} points{_ends(interval, '+.2f', 100)}; "
+    for side in ("below", "above"):
+        if test.get(f"ratio_{side}") is not None:
+            return f"ratio of steps {side} {test[f'ratio_{side}']:.3f}; "
     if test["ratio"] is None:
-        return "a median lies beyond the budget; "
+        return "the medians lie beyond the budget; "
     return f"ratio of steps {test['ratio']:.3f}{_ends(interval, '.3f', 1)}; "
 
 

@@ -1,5 +1,7 @@
 """The words of the verdict for known cases, through the command's own path."""
 
+import json
+
 import numpy as np
 import pytest
 from run_folders import write_run
@@ -82,6 +84,15 @@ def test_runs_beyond_the_shorter_budget_count_as_not_reached_there(tmp_path):
     assert test["ratio"] is None
 
 
+def test_a_median_beyond_the_budget_bounds_the_ratio(tmp_path):
+    write_pair(tmp_path, (500, 700, 900, 940, 960), EARLY, 5)
+    test = comparison(tmp_path)
+    assert test["verdict"] == "more steps"
+    assert (test["ratio"], test["ratio_above"]) == (None, pytest.approx(80 / 48))
+    assert "shampoo:digits needs fewer steps" in test["sentence"]
+    assert "ratio of steps below 0.600" in test["sentence"]
+
+
 def test_diverged_seeds_stay_in_n_and_count_against(tmp_path):
     for seed in range(10):
         diverged = seed < 6
@@ -125,6 +136,7 @@ def test_ladders_drive_the_verdict_where_there_are_some(tmp_path):
     ladder(tmp_path, "lars:digits", 80, 10)
     ladder(tmp_path, "shampoo:digits", 56, 10)
     found = report_on(tmp_path)
+    json.dumps(found, allow_nan=False)
     (test,) = found["comparisons"]
     assert (test["measure"], test["verdict"]) == ("ladder", "more steps")
     lars, shampoo = found["ladders"]
