@@ -5,30 +5,49 @@
 Exit status: 0 done, 2 user error, 3 diverged.
 """
 
+import pathlib
 import sys
+import traceback
+from collections.abc import Sequence
 
-from absl import app, flags
+from absl import flags
 
 from configs import command_line, plan
 
 DONE, USER_ERROR, DIVERGED = 0, 2, 3
 
-command_line.define_config_flag(flags.FLAGS)
-flags.DEFINE_string("workdir", None, "Folder of this run; made if it does not exist.")
+
+def is_ours(error: ValueError) -> bool:
+    """Whether this project's own code raised it: a user error, not a bug in a library's use."""
+    raised_in = pathlib.Path(traceback.extract_tb(error.__traceback__)[-1].filename)
+    root = pathlib.Path(__file__).parent.resolve()
+    return root in raised_in.resolve().parents and "site-packages" not in raised_in.parts
 
 
-def main(argv: list[str]) -> int:
+def main(argv: Sequence[str]) -> int:
     """Returns the exit status; user errors are one line on standard error."""
-    app.define_help_flags()
+    flag_values = flags.FlagValues()
+    command_line.define_config_flag(flag_values, argv)
+    flags.DEFINE_string(
+        "workdir",
+        None,
+        "Folder of this run; made if it does not exist.",
+        flag_values=flag_values,
+    )
+    if {"--help", "-h", "-help"} & set(argv[1:]):
+        print(f"{__doc__}\nFlags:\n{flag_values.get_help()}")
+        return DONE
     try:
-        config = command_line.parse(argv, flags.FLAGS)
-        if not flags.FLAGS.workdir:
+        config = command_line.parse(argv, flag_values)
+        if not flag_values.workdir:
             raise ValueError("--workdir: missing; give the folder that is to hold this run")
         plan.validate(config)
         import train  # TensorFlow and the devices start only for a config that makes sense
 
-        result = train.train_and_evaluate(config, flags.FLAGS.workdir)
+        result = train.train_and_evaluate(config, flag_values.workdir)
     except ValueError as e:
+        if not is_ours(e):
+            raise
         print(f"error: {e}", file=sys.stderr)
         return USER_ERROR
     print(

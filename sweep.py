@@ -95,7 +95,7 @@ def work(connection, cores: Sequence[int], overrides: Sequence[str]) -> None:
 class Worker:
     """A worker's process, the pipe to it, and the run it is on."""
 
-    process: multiprocessing.Process
+    process: multiprocessing.process.BaseProcess
     connection: multiprocessing.connection.Connection
     run: Run | None = None
     last_recipe: str = ""

@@ -72,8 +72,10 @@ def build(config: ConfigDict, spec: input_pipeline.DatasetSpec) -> Program:
 @functools.lru_cache(maxsize=1)
 def _build(config_json: str, spec: input_pipeline.DatasetSpec) -> Program:
     config = json.loads(config_json)
+    fields: dict[str, Any] = config["model"]
+    fields["stage_sizes"] = tuple(fields["stage_sizes"])
     model = ResNet(
-        **{k: tuple(v) if isinstance(v, list) else v for k, v in config["model"].items()},
+        **fields,
         n_classes=spec.n_classes,
         axis_name=steps.AXIS,
     )
@@ -84,7 +86,7 @@ def _build(config_json: str, spec: input_pipeline.DatasetSpec) -> Program:
         config["schedule"],
         total_steps=config["total_steps"],
     )
-    pixels = {"mean": np.float32(spec.mean), "std": np.float32(spec.std)}
+    pixels = {"mean": np.array(spec.mean, np.float32), "std": np.array(spec.std, np.float32)}
     train_step = steps.make_train_step(
         model, tx, label_smoothing=config["label_smoothing"], **pixels
     )

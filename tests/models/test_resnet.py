@@ -1,0 +1,230 @@
+"""The network against float64 numpy, against closed forms, and over placements."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from models.resnet import BatchNorm, ResNet
+
+
+def shapes(model, side, channels):
+    key, image = jax.random.key(0), jnp.zeros((1, side, side, channels))
+    return jax.eval_shape(lambda: model.init(key, image, train=False))
+
+
+def initialise(model, image, seed=0):
+    return jax.jit(lambda key: model.init(key, image, train=False))(jax.random.key(seed))
+
+
+def random_variables(model, image, rng):
+    tree = shapes(model, image.shape[1], image.shape[3])
+    return jax.tree.map(lambda v: rng.normal(size=v.shape).astype(np.float32), tree)
+
+
+def apply_in_training(model, variables, x):
+    apply = jax.jit(lambda v, x: model.apply(v, x, train=True, mutable=["batch_stats"]))
+    return apply(variables, x)
+
+
+def size(tree):
+    return sum(leaf.size for leaf in jax.tree.leaves(tree))
+
+
+@pytest.fixture(scope="module")
+def resnet50():
+    return shapes(ResNet((3, 4, 6, 3), 64, 1000), 224, 3)["params"]
+
+
+def test_resnet50_has_the_submissions_parameters(resnet50):
+    leaves = jax.tree.leaves(resnet50)
+    assert size(resnet50) == 25_557_032
+    assert sum(leaf.ndim > 1 for leaf in leaves) == 54  # weight tensors
+    assert sum(leaf.ndim == 1 for leaf in leaves) == 107  # biases, and BN's scales and biases
+    assert {leaf.dtype for leaf in leaves} == {jnp.dtype("float32")}
+
+
+@pytest.mark.parametrize("stage", range(4))
+def test_parameters_per_block(resnet50, stage):
+    """Closed form: 1x1, 3x3, 1x1 and the projection, a scale and a bias a channel."""
+    c, blocks = 64 * 2**stage, (3, 4, 6, 3)[stage]
+    for block in range(blocks):
+        c_in = 4 * c if block else (64 if stage == 0 else 2 * c)
+        expected = c_in * c + 9 * c * c + 4 * c * c + 2 * (c + c + 4 * c)
+        if block == 0:
+            expected += c_in * 4 * c + 2 * 4 * c
+        assert size(resnet50[f"stage{stage + 1}_block{block + 1}"]) == expected
+
+
+# ------------------------------------------------------------- a float64 transcription
+
+
+def same_padding(size, kernel, stride):
+    total = max((-(-size // stride) - 1) * stride + kernel - size, 0)
+    return total // 2, total - total // 2
+
+
+def conv(x, w, stride, padding=None):
+    kernel = w.shape[0]
+    pads = [padding or same_padding(x.shape[i], kernel, stride) for i in (1, 2)]
+    x = np.pad(x, [(0, 0), *pads, (0, 0)])
+    rows = (x.shape[1] - kernel) // stride + 1
+    columns = (x.shape[2] - kernel) // stride + 1
+    out = np.zeros((x.shape[0], rows, columns, w.shape[3]))
+    for i in range(rows):
+        for j in range(columns):
+            patch = x[:, i * stride : i * stride + kernel, j * stride : j * stride + kernel]
+            out[:, i, j] = np.tensordot(patch, w, axes=3)
+    return out
+
+
+def max_pool(x):
+    pads = [same_padding(x.shape[i], 3, 2) for i in (1, 2)]
+    x = np.pad(x, [(0, 0), *pads, (0, 0)], constant_values=-np.inf)
+    rows, columns = (x.shape[1] - 3) // 2 + 1, (x.shape[2] - 3) // 2 + 1
+    out = np.zeros((x.shape[0], rows, columns, x.shape[3]))
+    for i in range(rows):
+        for j in range(columns):
+            out[:, i, j] = x[:, 2 * i : 2 * i + 3, 2 * j : 2 * j + 3].max((1, 2))
+    return out
+
+
+def batch_norm(x, p, span):
+    out = np.empty_like(x)
+    for i in range(0, len(x), span):
+        part = x[i : i + span]
+        centred = part - part.mean((0, 1, 2))
+        out[i : i + span] = centred / np.sqrt(part.var((0, 1, 2)) + 1e-5)
+    return out * p["scale"] + p["bias"]
+
+
+def forward(params, x, stage_sizes, span, stem):
+    kernel, stride, pool = stem
+    x = conv(x, params["stem"]["kernel"], stride, (kernel // 2, kernel // 2))
+    x = np.maximum(batch_norm(x, params["bn_stem"], span), 0)
+    if pool:
+        x = max_pool(x)
+    for stage, blocks in enumerate(stage_sizes):
+        for block in range(blocks):
+            p = params[f"stage{stage + 1}_block{block + 1}"]
+            stride = 2 if stage and not block else 1
+            y = np.maximum(batch_norm(conv(x, p["conv1"]["kernel"], 1), p["bn1"], span), 0)
+            y = np.maximum(batch_norm(conv(y, p["conv2"]["kernel"], stride), p["bn2"], span), 0)
+            y = batch_norm(conv(y, p["conv3"]["kernel"], 1), p["bn3"], span)
+            if "conv_proj" in p:
+                x = batch_norm(conv(x, p["conv_proj"]["kernel"], stride), p["bn_proj"], span)
+            x = np.maximum(x + y, 0)
+    return x.mean((1, 2)) @ params["head"]["kernel"] + params["head"]["bias"]
+
+
+@pytest.mark.parametrize(
+    ("side", "stem", "span"),
+    [(18, (7, 2, True), 6), (17, (7, 2, True), 2), (8, (3, 1, False), 3)],
+)
+def test_forward_pass_is_the_float64_transcription(side, stem, span):
+    kernel, stride, pool = stem
+    model = ResNet((1, 1), 4, 5, kernel, stride, pool, bn_span=span)
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(6, side, side, 3)).astype(np.float32)
+    variables = initialise(model, x[:1])
+    # All scales (the zero ones too) and biases random, or half of the network would not count.
+    params = jax.tree.map(
+        lambda w: rng.normal(size=w.shape).astype(np.float32), variables["params"]
+    )
+    got, _ = apply_in_training(model, variables | {"params": params}, x)
+    wide = jax.tree.map(lambda w: np.asarray(w, np.float64), params)
+    want = forward(wide, x.astype(np.float64), (1, 1), span, stem)
+    np.testing.assert_allclose(got, want, rtol=2e-3, atol=2e-3 * np.abs(want).max())
+
+
+def test_initialisers():
+    """lecun_normal: variance 1 / fan-in; the head has standard deviation 0.01 and no bias.
+
+    The last scale of a block is 0, the others 1.
+    """
+    params = initialise(ResNet((1,), 64, 1000), jnp.zeros((1, 64, 64, 3)))["params"]
+    for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
+        if path[-1].key == "scale":
+            assert (leaf == (0 if path[-2].key == "bn3" else 1)).all(), path
+    kernel = params["stage1_block1"]["conv2"]["kernel"]
+    assert kernel.std() == pytest.approx((9 * 64) ** -0.5, rel=0.02)
+    assert params["head"]["kernel"].std() == pytest.approx(0.01, rel=0.02)
+    assert not params["head"]["bias"].any()
+
+
+# ------------------------------------------------------------- batch normalisation
+
+
+def norm(x, span=0, axis_name=None, decay=0.9):
+    module = BatchNorm(span, decay, 1e-5, axis_name)
+    channels = x.shape[-1]
+    params = {"scale": jnp.ones(channels), "bias": jnp.zeros(channels)}
+    stats = {"mean": jnp.zeros(channels), "var": jnp.ones(channels)}
+    y, new = apply_in_training(module, {"params": params, "batch_stats": stats}, x)
+    return y, new["batch_stats"]
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e3, -3e4])
+def test_variance_survives_a_large_mean(offset):
+    """x = 1000 +- 0.1: E[x^2] - E[x]^2 in float32 gives 0, hence an output deviation of 31."""
+    x = (offset + 0.1 * np.random.default_rng(0).normal(size=(64, 4, 4, 3))).astype(np.float32)
+    y, stats = norm(jnp.asarray(x), decay=0.0)
+    want = x.astype(np.float64)
+    np.testing.assert_allclose(stats["var"], want.var((0, 1, 2)), rtol=1e-3)
+    assert np.asarray(y).std() == pytest.approx(1.0, rel=2e-3)
+
+
+def test_running_statistics_are_biased_and_weigh_the_batch_by_one_minus_decay():
+    x = np.random.default_rng(0).normal(3, 2, size=(8, 2, 2, 5)).astype(np.float32)
+    _, stats = norm(jnp.asarray(x), decay=0.9)
+    np.testing.assert_allclose(stats["mean"], 0.1 * x.mean((0, 1, 2)), rtol=1e-5)
+    np.testing.assert_allclose(stats["var"], 0.9 + 0.1 * x.var((0, 1, 2)), rtol=1e-5)
+
+
+def test_sub_batches_are_separate_batches():
+    x = np.random.default_rng(0).normal(size=(12, 3, 3, 2)).astype(np.float32)
+    together, stats = norm(jnp.asarray(x), span=4)
+    apart = [norm(jnp.asarray(x[i : i + 4])) for i in (0, 4, 8)]
+    np.testing.assert_allclose(together, np.concatenate([y for y, _ in apart]), atol=1e-6)
+    mean = np.mean([s["var"] for _, s in apart], axis=0)
+    np.testing.assert_allclose(stats["var"], mean, rtol=1e-5)
+
+
+@pytest.mark.parametrize("span", [2, 4, 8, 16])
+def test_span_does_not_depend_on_the_device_count(span):
+    x = np.random.default_rng(0).normal(1, 2, size=(16, 3, 3, 2)).astype(np.float32)
+    one, stats_of_one = norm(jnp.asarray(x), span)
+
+    def on_device(part):
+        y, stats = norm(part, span, "batch")
+        return y, jax.lax.pmean(stats, "batch")
+
+    many, stats = jax.pmap(on_device, axis_name="batch")(x.reshape(8, 2, 3, 3, 2))
+    np.testing.assert_allclose(many.reshape(x.shape), one, atol=2e-6)
+    np.testing.assert_allclose(stats["mean"][0], stats_of_one["mean"], atol=1e-6)
+    np.testing.assert_allclose(stats["var"][0], stats_of_one["var"], rtol=1e-5)
+
+
+def test_bfloat16_computes_in_bfloat16_and_keeps_float32_parameters_and_statistics():
+    model = ResNet((1,), 8, 10, 3, 1, False, compute_dtype="bfloat16", logits_dtype="bfloat16")
+    x = np.random.default_rng(0).normal(size=(4, 8, 8, 3)).astype(np.float32)
+    variables = random_variables(model, x, np.random.default_rng(1))
+    logits, new = apply_in_training(model, variables, x)
+    assert logits.dtype == jnp.bfloat16
+    assert {v.dtype for v in jax.tree.leaves((variables, new))} == {jnp.dtype("float32")}
+    exact = model.clone(compute_dtype="float32", logits_dtype="float32")
+    want, _ = apply_in_training(exact, variables, x)
+    np.testing.assert_allclose(np.float32(logits), want, atol=0.03 * np.abs(want).max())
+    assert not np.allclose(np.float32(logits), want, rtol=1e-5, atol=0)  # it was not float32
+
+
+def test_gradient_of_batch_norm_is_that_of_the_plain_formula():
+    x = jnp.asarray(np.random.default_rng(0).normal(2, 3, size=(6, 2, 2, 3)), jnp.float32)
+    weights = jnp.asarray(np.random.default_rng(1).normal(size=x.shape), jnp.float32)
+
+    def plain(x):
+        centred = x - x.mean((0, 1, 2))
+        return (weights * centred / jnp.sqrt(jnp.square(centred).mean((0, 1, 2)) + 1e-5)).sum()
+
+    ours = jax.grad(lambda x: (weights * norm(x)[0]).sum())(x)
+    np.testing.assert_allclose(ours, jax.grad(plain)(x), atol=1e-5)

@@ -1,0 +1,320 @@
+"""The step on one device, on eight, under shard_map, in two processes; and what it skips."""
+
+import logging
+import pathlib
+import socket
+import subprocess
+import sys
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+import optim
+import step as steps
+from models.resnet import BatchNorm
+from optim import distribute
+
+SIDE, CLASSES, BATCH = 6, 4, 16
+TRACED_AS = "_fun"  # what pmap calls any function that it compiles
+PIXELS = {"mean": np.float32([100.0]), "std": np.float32([50.0])}
+SCHEDULE = {"peak_learning_rate": 0.3, "warmup_steps": 1}
+HYPERPARAMETERS = {
+    "lars": {"momentum": 0.9, "weight_decay": 1e-4, "trust_coefficient": 0.05},
+    "nesterov": {"momentum": 0.9, "weight_decay": 1e-4},
+    "sm3": {"momentum": 0.9},
+    "shampoo": {
+        "beta1": 0.9,
+        "beta2": 0.9,
+        "matrix_epsilon": 1e-4,
+        "exponent_override": 4,
+        "start_preconditioning_step": 1,
+        "block_size": 16,
+    },
+}
+
+
+class Net(nn.Module):
+    """The least that has a convolution, a BatchNorm over a span, and a head."""
+
+    span: int
+
+    @nn.compact
+    def __call__(self, x, train):
+        x = nn.Conv(4, (3, 3), use_bias=False)(x)
+        x = nn.relu(BatchNorm(self.span, 0.9, 1e-5, steps.AXIS)(x, train))
+        return nn.Dense(CLASSES)(x.reshape(len(x), -1))
+
+
+def make_model(span=BATCH):
+    return Net(span)
+
+
+def make_optimizer(name):
+    return optim.make_optimizer(name, HYPERPARAMETERS[name], SCHEDULE, total_steps=10)[0]
+
+
+def make_step(tx, span=BATCH, label_smoothing=0.1):
+    return steps.make_train_step(make_model(span), tx, label_smoothing=label_smoothing, **PIXELS)
+
+
+def make_batch(seed, n_devices=1):
+    rng = np.random.default_rng(seed)
+    batch = {
+        "image": rng.integers(0, 256, (BATCH, SIDE, SIDE, 1), np.uint8),
+        "label": rng.integers(0, CLASSES, BATCH, np.int32),
+        "mask": np.ones(BATCH, bool),
+        "flip": rng.random(BATCH) < 0.5,
+    }
+    return {k: v.reshape(n_devices, BATCH // n_devices, *v.shape[1:]) for k, v in batch.items()}
+
+
+def init(tx):
+    return steps.init_state(make_model(), tx, (SIDE, SIDE, 1), seed=0)
+
+
+def canonical(state):
+    whole = distribute.merge(state.opt_state, state.owned)
+    return jax.device_get(state.params), jax.device_get(state.batch_stats), jax.device_get(whole)
+
+
+def on_devices(monkeypatch, n):
+    """Lets `place` and pmap see the first n of the eight simulated devices."""
+    devices = jax.devices()[:n]
+    monkeypatch.setattr(jax, "local_devices", lambda: devices)
+    monkeypatch.setattr(jax, "device_count", lambda: n)
+    return devices
+
+
+def run(monkeypatch, tx, n_devices, n_steps=3, step=None, **options):
+    devices = on_devices(monkeypatch, n_devices)
+    state = steps.place(init(tx))
+    train_step = steps.over_devices(step or make_step(tx, **options), devices=devices)
+    for s in range(n_steps):
+        state, metrics = train_step(state, make_batch(s, n_devices))
+    return state, jax.device_get(metrics), train_step
+
+
+def assert_close(got, want, tolerance):
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        scale = np.abs(np.asarray(b, np.float64)).max(initial=1e-3)
+        np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * scale)
+
+
+@pytest.mark.parametrize("name", sorted(HYPERPARAMETERS))
+def test_eight_devices_equal_one_with_one_bn_span(monkeypatch, name):
+    tx = make_optimizer(name)
+    one, metrics_of_one, _ = run(monkeypatch, tx, 1)
+    eight, metrics, _ = run(monkeypatch, tx, 8)
+    assert metrics["loss"] == pytest.approx(metrics_of_one["loss"], rel=1e-5)
+    for got, want in zip(canonical(eight), canonical(one), strict=True):
+        assert_close(got, want, 2e-4)
+
+
+def test_a_bn_span_of_the_device_batch_is_another_computation(monkeypatch):
+    """The converse: were the span ignored, the test above would compare nothing."""
+    tx = make_optimizer("nesterov")
+    one, _, _ = run(monkeypatch, tx, 1)
+    eight, _, _ = run(monkeypatch, tx, 8, span=2)
+    a, b = (np.concatenate([x.ravel() for x in jax.tree.leaves(s.params)]) for s in (one, eight))
+    assert np.abs(a - b).max() > 1e-3
+
+
+def test_pmap_is_shard_map(monkeypatch):
+    tx = make_optimizer("shampoo")
+    train_step = make_step(tx)
+    by_pmap, metrics, _ = run(monkeypatch, tx, 8, step=train_step)
+
+    spec = steps.TrainState(P(), P(), P(), P(), P(steps.AXIS))
+    local = lambda tree: jax.tree.map(lambda x: x[0], tree)  # noqa: E731
+
+    def on_shard(state, batch):
+        state = steps.replace(state, owned=local(state.owned))
+        state, metrics = train_step(state, local(batch))
+        owned = jax.tree.map(lambda x: x[None], state.owned)
+        return steps.replace(state, owned=owned), metrics
+
+    mesh = Mesh(np.array(jax.devices()), (steps.AXIS,))
+    by_shard_map = jax.jit(
+        jax.shard_map(
+            on_shard,
+            mesh=mesh,
+            in_specs=(spec, P(steps.AXIS)),
+            out_specs=(spec, P()),
+            check_vma=False,
+        )
+    )
+    state = steps.place(init(tx))
+    for s in range(3):
+        state, other = by_shard_map(state, make_batch(s, 8))
+    assert metrics["loss"] == pytest.approx(float(other["loss"]), rel=1e-6)
+    for got, want in zip(canonical(state), canonical(by_pmap), strict=True):
+        assert_close(got, want, 1e-5)
+
+
+@pytest.mark.parametrize("name", ["nesterov", "shampoo"])
+def test_three_steps_compile_once(monkeypatch, caplog, name):
+    with jax.log_compiles(), caplog.at_level(logging.WARNING):
+        run(monkeypatch, make_optimizer(name), 8)
+    compiled = [r.getMessage() for r in caplog.records if "Finished XLA" in r.getMessage()]
+    assert sum(f"jit({TRACED_AS})" in message for message in compiled) == 1, compiled
+
+
+def test_gradient_is_the_mean_over_devices(monkeypatch):
+    """One step of plain gradient descent against the gradient of the whole batch's loss."""
+    tx = optax.sgd(1.0)
+    before = init(tx)
+    after, _, _ = run(monkeypatch, tx, 8, n_steps=1)
+    batch = jax.tree.map(lambda x: x.reshape(BATCH, *x.shape[2:]), make_batch(0))
+
+    def loss(params):
+        image = np.where(
+            batch["flip"][:, None, None, None], batch["image"][:, :, ::-1], batch["image"]
+        )
+        logits, _ = make_model().apply(
+            {"params": params, "batch_stats": before.batch_stats},
+            (image.astype(np.float32) - 100) / 50,
+            train=True,
+            mutable=["batch_stats"],
+        )
+        target = optax.smooth_labels(jax.nn.one_hot(batch["label"], CLASSES), 0.1)
+        return optax.softmax_cross_entropy(logits, target).mean()
+
+    want = jax.tree.map(lambda w, g: w - g, before.params, jax.jit(jax.grad(loss))(before.params))
+    assert_close(jax.device_get(after.params), want, 1e-5)
+
+
+def test_running_statistics_are_averaged_over_devices(monkeypatch):
+    tx = optax.sgd(0.0)
+    after, _, _ = run(monkeypatch, tx, 8, n_steps=1, span=2)
+    spans, _, _ = run(monkeypatch, tx, 1, n_steps=1, span=2)  # eight sub-batches of one device
+    assert_close(jax.device_get(after.batch_stats), jax.device_get(spans.batch_stats), 1e-5)
+
+
+# ------------------------------------------------------------- non-finite gradients
+
+
+class Treacherous(nn.Module):
+    """A linear model whose logits are `value` times themselves on a device that sees only black."""
+
+    value: float
+
+    @nn.compact
+    def __call__(self, x, train):
+        shift = self.variable("batch_stats", "mean", jnp.zeros, (1,))
+        shift.value = shift.value + train
+        logits = nn.Dense(CLASSES)(x.reshape(len(x), -1))
+        return logits * jnp.where(x.max() == x.min(), self.value, 1.0)
+
+
+@pytest.mark.parametrize("name", sorted(HYPERPARAMETERS))
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_one_devices_non_finite_gradient_changes_nothing_but_counts(monkeypatch, name, value):
+    tx = make_optimizer(name)
+    model = Treacherous(value)
+    devices = on_devices(monkeypatch, 8)
+    train_step = steps.over_devices(
+        steps.make_train_step(model, tx, label_smoothing=0.0, **PIXELS), devices=devices
+    )
+    state = steps.place(steps.init_state(model, tx, (SIDE, SIDE, 1), seed=0))
+    state, metrics = train_step(state, make_batch(0, 8))
+    assert metrics["skipped"] == 0
+    before = canonical(state)
+    black = make_batch(1, 8)
+    black["image"][3] = 0
+    state, metrics = train_step(state, black)
+    assert metrics["skipped"] == 1
+    assert state.step == 2
+    for got, want in zip(canonical(state), before, strict=True):
+        assert_same_floats(got, want)
+    state, metrics = train_step(state, make_batch(2, 8))
+    assert metrics["skipped"] == 0
+    moved = np.abs(canonical(state)[0]["Dense_0"]["kernel"] - before[0]["Dense_0"]["kernel"])
+    assert 0 < moved.max() < 10
+
+
+def assert_same_floats(got, want):
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        if np.issubdtype(np.asarray(a).dtype, np.inexact):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_counts_advance_over_a_skipped_update():
+    """The schedule at `step` stays the schedule at `step`."""
+    old, new = {"count": jnp.int32(4), "m": jnp.ones(2)}, {"count": jnp.int32(5), "m": jnp.zeros(2)}
+    kept = steps.keep_unless(jnp.bool_(False), new, old)
+    assert kept["count"] == 5
+    assert (kept["m"] == 1).all()
+
+
+# ------------------------------------------------------------- loss, evaluation, two processes
+
+
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1, 0.2])
+def test_loss_is_that_of_smoothed_targets(label_smoothing):
+    rng = np.random.default_rng(0)
+    logits, label = rng.normal(size=(5, 7)), rng.integers(0, 7, 5)
+    target = np.eye(7)[label] * (1 - label_smoothing) + label_smoothing / 7
+    log_probs = logits - np.log(np.exp(logits).sum(1, keepdims=True))
+    want = -(target * log_probs).sum(1)
+    got = steps.cross_entropy(jnp.float32(logits), jnp.int32(label), label_smoothing)
+    np.testing.assert_allclose(got, want, rtol=1e-5)
+
+
+def test_evaluation_counts_unmasked_examples_of_all_devices():
+    model = make_model()
+    tx = optax.sgd(0.1)
+    state = steps.place(init(tx))
+    batch = make_batch(0, 8)
+    batch["flip"][:] = False
+    batch["mask"] = np.arange(BATCH).reshape(8, 2) % 3 > 0
+    eval_step = steps.evaluate_over_devices(steps.make_eval_step(model, **PIXELS))
+    sums = jax.device_get(eval_step(state, batch))
+
+    image = (batch["image"].reshape(BATCH, SIDE, SIDE, 1).astype(np.float32) - 100) / 50
+    variables = jax.device_get({"params": state.params, "batch_stats": state.batch_stats})
+    logits = np.float64(model.apply(variables, image, train=False))
+    label, mask = batch["label"].ravel(), batch["mask"].ravel()
+    log_probs = logits - np.log(np.exp(logits).sum(1, keepdims=True))
+    assert sums["n_seen"] == mask.sum()
+    assert sums["n_correct"] == ((logits.argmax(1) == label) & mask).sum()
+    loss_sum = -(log_probs[np.arange(BATCH), label] * mask).sum()
+    assert float(sums["loss_sum"]) == pytest.approx(loss_sum, rel=1e-5)
+    assert {sums["n_seen"].dtype, sums["n_correct"].dtype} == {np.dtype("int32")}
+
+
+def test_two_processes_of_four_devices_equal_one_of_eight(monkeypatch, tmp_path):
+    worker = pathlib.Path(__file__).parent / "two_process_worker.py"
+    port = free_port()
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(worker), str(i), str(port), str(tmp_path / f"{i}.npz")],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for i in range(2)
+    ]
+    try:
+        errors = [process.communicate(timeout=180)[1] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()  # after jax.distributed.initialize SIGTERM ends nothing
+    assert [process.returncode for process in processes] == [0, 0], errors
+    state, metrics, _ = run(monkeypatch, make_optimizer("shampoo"), 8)
+    want = np.concatenate([x.ravel() for x in jax.tree.leaves(jax.device_get(state.params))])
+    for i in range(2):
+        got = np.load(tmp_path / f"{i}.npz")
+        np.testing.assert_allclose(got["params"], want, atol=2e-5)
+        assert float(got["loss"]) == pytest.approx(float(metrics["loss"]), rel=1e-5)
+        assert int(got["compilations"]) == 1
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("localhost", 0))
+        return s.getsockname()[1]
