@@ -124,7 +124,7 @@ def cached(examples, ours: Callable) -> Callable[[], Iterable]:
 
 
 def end_to_end(data_dir: str, n_images: int) -> dict[str, Callable[[], Iterable]]:
-    """Forms from tfds's files to batches of numpy arrays; built here, so that tracing is not timed."""
+    """Forms from tfds's files to batches of numpy arrays; traced here, outside the clock."""
     tf = tensorflow()
     import tensorflow_datasets as tfds
 
@@ -151,7 +151,7 @@ def cpu_seconds() -> float:
 
 
 def measure(forms: dict[str, Callable[[], Iterable]], n_images: int, n_rounds: int) -> dict:
-    """Returns images per CPU-second of every form, one value a round, after one round unmeasured."""
+    """Returns images per CPU-second of every form, a value a round but for the first."""
     rates: dict[str, list[float]] = {name: [] for name in forms}
     for i in range(n_rounds + 1):
         for name, form in forms.items():

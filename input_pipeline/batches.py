@@ -126,7 +126,8 @@ def eval_batches(
             host_batch_size=host_batch_size,
             image_size=image_size,
         )
-    image_shape = (image_size, image_size, found.image_shape[2] or 3)
+    n_channels = found.fixed_shape[2] if found.fixed_shape else 3
+    image_shape = (image_size, image_size, n_channels)
     padded = _padded(batches, n_batches, host_batch_size, image_shape)
     return (_over_devices(batch, n_local_devices) for batch in padded)
 

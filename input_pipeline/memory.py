@@ -14,9 +14,19 @@ LIMIT_BYTES = 256 * 2**20  # of decoded images, a split
 
 
 def fits(found: prepared.Prepared) -> bool:
-    """Whether the images have one shape and a decoded training split stays within LIMIT_BYTES."""
-    n_values = math.prod(length or 0 for length in found.image_shape)
-    return 0 < found.n_examples("train") * n_values <= LIMIT_BYTES
+    """Whether the images have one shape and a decoded training split stays within LIMIT_BYTES.
+
+    Raises ValueError for a set that neither fits nor consists of JPEGs, which can be streamed.
+    """
+    shape = found.fixed_shape
+    if shape and found.n_examples("train") * math.prod(shape) <= LIMIT_BYTES:
+        return True
+    if found.encoding != "jpeg":
+        raise ValueError(
+            f"dataset.name={found.name}: stored as {found.encoding} and, decoded, larger than "
+            f"{LIMIT_BYTES:,} bytes or of varying shape; only sets of JPEGs can be streamed"
+        )
+    return False
 
 
 @lru_cache(maxsize=4)

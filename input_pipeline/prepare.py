@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import os
+import sys
 import tempfile
 import threading
 import urllib.error
@@ -100,9 +101,10 @@ def _download_and_prepare(builder, name: str, data_dir: str, manual_dir: str | N
         try_download_gcs=False,
     )
     try:
-        builder.download_and_prepare(
-            download_dir=os.path.join(data_dir, "downloads"), download_config=config
-        )
+        with contextlib.redirect_stdout(sys.stderr):  # tfds prints
+            builder.download_and_prepare(
+                download_dir=os.path.join(data_dir, "downloads"), download_config=config
+            )
     except download_manager.NonMatchingChecksumError as error:
         raise ValueError(
             f"dataset.name={name}: a file of {manual_dir or 'the download'} is not the "

@@ -20,7 +20,14 @@ class Prepared:
     image_shape: tuple[int | None, ...]
     n_classes: int
     shard_lengths: dict[str, tuple[int, ...]] = field(hash=False)
+    encoding: str = "jpeg"  # or "png"
     is_mlperf: bool = False
+
+    @property
+    def fixed_shape(self) -> tuple[int, int, int] | None:
+        """The shape that all images have; None if they differ (JPEGs, decoded as RGB)."""
+        height, width, n_channels = self.image_shape
+        return (height, width, n_channels) if height and width and n_channels else None
 
     def n_examples(self, split: str) -> int:
         n_examples = sum(self.shard_lengths.get(split, ()))

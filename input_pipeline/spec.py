@@ -75,9 +75,14 @@ def eval_split(found: prepared.Prepared) -> str:
 
 def locate(name: str, data_dir: str) -> prepared.Prepared | None:
     """Returns the data set in `data_dir`, as tfds prepared it or as MLPerf's TFRecords; or None."""
-    found = tfds_metadata.find(name, data_dir)
-    if found is None and name == "imagenet2012" and prepared.is_local(data_dir):
-        found = mlperf.find(data_dir)
+    try:
+        found = tfds_metadata.find(name, data_dir)
+        if found is None and name == "imagenet2012" and prepared.is_local(data_dir):
+            found = mlperf.find(data_dir)
+    except PermissionError as error:
+        raise ValueError(
+            f"dataset.data_dir={data_dir}: no permission to read {error.filename}; grant it"
+        ) from error
     return found
 
 
@@ -130,20 +135,17 @@ def _known(name: str) -> DatasetSpec:
 
 def _from_metadata(name: str, found: prepared.Prepared) -> DatasetSpec:
     """Counts and shapes are those on disk (a miniature stays one); mean and deviation are known."""
-    n_channels = found.image_shape[2] or 3
     known = KNOWN.get(name)
-    if known:
-        side, mean, std = known.image_shape[0], known.mean, known.std
-    else:
-        side = DEFAULT_IMAGE_SIZE
-        mean, std = (127.5,) * n_channels, (64.0,) * n_channels
-    height, width = (length or side for length in found.image_shape[:2])
+    side = known.image_shape[0] if known else DEFAULT_IMAGE_SIZE
+    shape = found.fixed_shape or (side, side, 3)
+    mean = known.mean if known else (127.5,) * shape[2]
+    std = known.std if known else (64.0,) * shape[2]
     return DatasetSpec(
         name=name,
         n_train_examples=found.n_examples("train"),
         n_eval_examples=found.n_examples(eval_split(found)),
         n_classes=found.n_classes,
-        image_shape=(height, width, n_channels),
+        image_shape=shape,
         mean=mean,
         std=std,
     )

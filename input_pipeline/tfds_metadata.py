@@ -17,17 +17,13 @@ def find(name: str, data_dir: str) -> Prepared | None:
     DATA_DIR/NAME/CONFIG/VERSION. Directories that tfds has not finished have other names.
     """
     root = epath.Path(data_dir) / name
-    try:
-        versions = (
-            [path for path in root.iterdir() if VERSION.fullmatch(path.name)]
-            if root.is_dir()
-            else []
-        )
-        versions = [path for path in versions if (path / "dataset_info.json").exists()]
-    except PermissionError as error:
-        raise ValueError(
-            f"dataset.data_dir={data_dir}: no permission to read {root}; grant it"
-        ) from error
+    if not root.is_dir():
+        return None
+    versions = [
+        path
+        for path in root.iterdir()
+        if VERSION.fullmatch(path.name) and (path / "dataset_info.json").exists()
+    ]
     if not versions:
         return None
     found = read(max(versions, key=lambda path: tuple(map(int, path.name.split(".")))))
@@ -45,25 +41,29 @@ def read(directory: epath.PathLike) -> Prepared:
     try:
         info = json.loads((directory / "dataset_info.json").read_text())
         features = json.loads((directory / "features.json").read_text())["featuresDict"]["features"]
-        shape = features["image"]["image"]["shape"]["dimensions"]
+        image = features["image"]["image"]
         n_classes = int(features["label"]["classLabel"]["numClasses"])
-    except PermissionError as error:
-        raise ValueError(
-            f"dataset.data_dir={directory}: no permission to read the metadata"
-        ) from error
+    except PermissionError:
+        raise  # told like any other file without permission
     except (OSError, KeyError, json.JSONDecodeError) as error:
         raise ValueError(
             f"dataset.data_dir={directory}: not a prepared image classification set (features "
-            f"'image' and "
-            f"'label'): {error!r}; prepare it again or choose another"
+            f"'image' and 'label'): {error!r}; prepare it again or choose another"
         ) from error
+    if info.get("fileFormat", "tfrecord") != "tfrecord":
+        raise ValueError(
+            f"dataset.data_dir={directory}: its files are {info['fileFormat']}, which tf.data does "
+            "not read; prepare it again as tfrecord, which is tfds's default"
+        )
+    lengths = [int(length) for length in image["shape"]["dimensions"]]
     return Prepared(
         name=info["name"],
         directory=directory,
-        image_shape=tuple(int(length) if int(length) > 0 else None for length in shape),
+        image_shape=tuple(length if length > 0 else None for length in lengths),
         n_classes=n_classes,
         shard_lengths={
             split["name"]: tuple(int(n) for n in split.get("shardLengths", ()))
             for split in info["splits"]
         },
+        encoding=image.get("encodingFormat", "png"),
     )

@@ -46,10 +46,9 @@ def test_an_epoch_of_digits_is_the_first_1437_lines_of_the_csv_each_once(digits_
 
 def test_evaluation_is_the_last_360_lines_in_order_with_padding_masked(digits_dir):
     options = {"name": "digits", "data_dir": digits_dir}
-    batches = input_pipeline.eval_batches(
-        options, device_batch_size=25, n_local_devices=4, **ONE_HOST
+    batches = list(
+        input_pipeline.eval_batches(options, device_batch_size=25, n_local_devices=4, **ONE_HOST)
     )
-    batches = list(batches)
     masks = np.stack([batch["mask"] for batch in batches])
     shown = np.stack([batch["image"] for batch in batches])[masks]
     assert masks.shape == (4, 4, 25)
@@ -108,7 +107,7 @@ def test_hosts_train_on_disjoint_examples_and_together_on_all(digits_dir):
 
 def fake(monkeypatch, n_examples):
     """A data set of n examples whose labels are 0 ... n - 1; nothing is on disk."""
-    lengths = {"train": (n_examples,), "test": (n_examples,)}
+    lengths: dict[str, tuple[int, ...]] = {"train": (n_examples,), "test": (n_examples,)}
     found = Prepared("fake", epath.Path("/nowhere"), (2, 2, 1), n_examples, lengths)
 
     def load(directory, split, start, stop, image_size):
@@ -127,14 +126,15 @@ def test_every_example_is_evaluated_once_on_any_hosts_and_devices(
         fake(monkeypatch, n_examples)
         seen, n_batches = [], set()
         for host in range(n_hosts):
-            batches = input_pipeline.eval_batches(
-                {"name": "fake", "data_dir": "/nowhere"},
-                device_batch_size=device_batch_size,
-                host_index=host,
-                n_hosts=n_hosts,
-                n_local_devices=n_devices,
+            batches = list(
+                input_pipeline.eval_batches(
+                    {"name": "fake", "data_dir": "/nowhere"},
+                    device_batch_size=device_batch_size,
+                    host_index=host,
+                    n_hosts=n_hosts,
+                    n_local_devices=n_devices,
+                )
             )
-            batches = list(batches)
             n_batches.add(len(batches))
             for batch in batches:
                 assert batch["label"].shape == (n_devices, device_batch_size)

@@ -161,16 +161,14 @@ def test_corrupt_images_are_named(corrupt_dir, cache):
         train(corrupt_dir, cache=cache)
 
 
-def test_each_corrupt_image_is_named_with_its_reason(corrupt_dir, caplog):
-    train(corrupt_dir, on_corrupt="skip")
+def test_skipping_gives_the_place_to_a_neighbour_and_moves_nothing_else(
+    corrupt_dir, imagenet_dir, caplog
+):
+    skipped = train(corrupt_dir, on_corrupt="skip", n_batches=6)
     assert f"{PNG} (imagenet2012-train.tfrecord-00000-of-00001__" in caplog.text
     assert "a PNG, not a JPEG" in caplog.text
     assert f"{CORRUPT} (imagenet2012-train" in caplog.text
     assert "2 corrupt examples left out" in caplog.text
-
-
-def test_skipping_gives_the_place_to_a_neighbour_and_moves_nothing_else(corrupt_dir, imagenet_dir):
-    skipped = train(corrupt_dir, on_corrupt="skip", n_batches=6)
     intact = train(imagenet_dir, n_batches=6)
     differ = [
         (step, i)

@@ -72,11 +72,13 @@ def test_processes_that_start_together_prepare_once(tmp_path):
         f"print(prepare.ensure('digits', {str(tmp_path)!r}).n_examples('train'))"
     )
     processes = [
-        subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
         for _ in range(2)
     ]
-    shown = [process.communicate(timeout=120)[0] for process in processes]
+    shown = [process.communicate(timeout=120) for process in processes]
     assert [process.returncode for process in processes] == [0, 0]
-    assert [text.split()[-1] for text in shown] == ["1437", "1437"]
-    assert sum("Downloading and preparing" in text for text in shown) == 1
+    assert [out.strip() for out, _ in shown] == ["1437", "1437"]
+    assert sum("Downloading and preparing" in told for _, told in shown) == 1
     assert not list(tmp_path.glob("**/*incomplete*"))

@@ -31,6 +31,13 @@ def train(directory, first_step=0, n_batches=6, host=(0, 1), **chosen):
     return list(itertools.islice(batches, n_batches))
 
 
+def ordered(directory, shard):
+    """The examples of a shard in the order of training, not yet decoded."""
+    found = spec.locate("imagenet2012", str(directory))
+    assert found is not None
+    return stream.ordered(found, Options(**options(directory)), 0, shard, first=0, bad=[])
+
+
 def assert_same(batches, others):
     for one, other in zip(batches, others, strict=True):
         assert one.keys() == other.keys()
@@ -62,12 +69,9 @@ def test_caching_decoded_images_changes_only_the_rims_of_crops(imagenet_dir, who
 
 
 def test_an_epoch_shows_every_example_once_and_the_next_in_another_order(imagenet_dir):
-    found = spec.locate("imagenet2012", str(imagenet_dir))
-    chosen = Options(**options(imagenet_dir))
-    ordered = stream.ordered(found, chosen, 0, (0, N_TRAIN), first=0, bad=[])
     shown = [
         (int(example["epoch"]), example["id"].numpy().split()[0].decode())
-        for example in ordered.take(2 * N_TRAIN)
+        for example in ordered(imagenet_dir, (0, N_TRAIN)).take(2 * N_TRAIN)
     ]
     epochs = [[name for epoch, name in shown if epoch == e] for e in (0, 1)]
     assert sorted(epochs[0]) == sorted(epochs[1]) == sorted(miniature.train_images())
@@ -75,20 +79,16 @@ def test_an_epoch_shows_every_example_once_and_the_next_in_another_order(imagene
 
 
 def test_hosts_read_disjoint_shards_that_are_the_whole(imagenet_dir):
-    found = spec.locate("imagenet2012", str(imagenet_dir))
-    chosen = Options(**options(imagenet_dir))
-    names = Counter()
+    names: Counter[str] = Counter()
     for shard in ((0, 14), (14, 28), (28, 42)):
-        examples = stream.ordered(found, chosen, 0, shard, first=0, bad=[]).take(14)
+        examples = ordered(imagenet_dir, shard).take(14)
         names.update(example["id"].numpy().split()[0].decode() for example in examples)
     assert names == Counter(miniature.train_images().keys())
 
 
 def test_labels_belong_to_their_images(imagenet_dir):
     """The class is in the file name: tfds's labels against it, through shuffling and batching."""
-    found = spec.locate("imagenet2012", str(imagenet_dir))
-    examples = stream.ordered(found, Options(**options(imagenet_dir)), 0, (0, 42), 0, [])
-    for example in examples.take(N_TRAIN):
+    for example in ordered(imagenet_dir, (0, N_TRAIN)).take(N_TRAIN):
         name = example["id"].numpy().decode()
         assert int(example["label"]) == miniature.CLASSES[name.split("_")[0]]
 
@@ -128,12 +128,10 @@ def test_a_cache_beyond_its_limit_is_refused_before_the_start(imagenet_dir):
 def test_mlperfs_records_give_the_same_images_and_labels_from_zero_on(mlperf_dir):
     description = input_pipeline.describe("imagenet2012", str(mlperf_dir))
     assert (description.n_train_examples, description.n_eval_examples) == (41, miniature.N_VAL)
-    found = spec.locate("imagenet2012", str(mlperf_dir))
-    chosen = Options(**options(mlperf_dir))
-    shown = {}
+    shown: dict[str, tuple[bytes, int]] = {}
     for shard in ((0, 20), (20, 22), (22, 41)):  # bounds at, before and within a file's end
         n_examples = shard[1] - shard[0]
-        for example in stream.ordered(found, chosen, 0, shard, 0, []).take(n_examples):
+        for example in ordered(mlperf_dir, shard).take(n_examples):
             name = example["id"].numpy().decode().split(" ")[0]
             assert name not in shown
             shown[name] = (example["jpeg"].numpy(), int(example["label"]))
