@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from reporting import manifest, mlperf_log
-from reporting.runs import Run, read_json, read_run
+from reporting.run_folder import read_run
+from reporting.runs import Run, read_json
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from reporting import compare, ladder, published, rows
+from reporting import compare, ladder, published, rows, summaries
 from reporting.collect import Problem
 from reporting.rows import Row
 from reporting.runs import Run
@@ -15,19 +15,19 @@ def build(runs: Sequence[Run], problems: Sequence[Problem]) -> tuple[dict[str, A
     """Returns (report, the rows it was made from, in the same order as report["rows"])."""
     groups = rows.group(runs)
     entries = published.load()
-    summaries = [rows.summary(row) for row in groups]
-    for summary in summaries:
+    told = [summaries.summary(row) for row in groups]
+    for summary in told:
         summary["published"] = published.beside(summary, entries)
         lost = sum(p.recipe == summary["recipe"] for p in problems)
         if lost:
             runs_are = "runs of this recipe are" if lost > 1 else "run of this recipe is"
             summary["flags"].append(f"{lost} {runs_are} unfinished, lost or unreadable, not in n")
     report = {
-        "rows": summaries,
+        "rows": told,
         "comparisons": compare.compare_all(groups),
         "ladders": _ladders(groups),
-        "published": published.table(entries, summaries),
-        "proxy_note": published.proxy_note(summaries),
+        "published": published.table(entries, told),
+        "proxy_note": published.proxy_note(told),
         "failed": [_failed(run) for run in runs if run.status != "done"],
         "problems": [{"path": p.path, "message": p.message} for p in problems],
     }

@@ -174,6 +174,11 @@ def learning_rates(rows: Sequence[Row]) -> str | None:
     return _metric(rows, "learning_rate", "learning rate")
 
 
+def training_loss(rows: Sequence[Row]) -> str | None:
+    """Returns the training loss over steps, one line a recipe."""
+    return _metric(rows, "loss", "training loss")
+
+
 def counter(rows: Sequence[Row], column: str) -> str | None:
     """Returns one of the optimizers' counters over steps, one line for each recipe that has it."""
     return _metric(rows, column, column)

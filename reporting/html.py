@@ -144,6 +144,7 @@ def plots(rows: Sequence[Row]) -> str:
                 "ticks: runs that ended without reaching it."),
         picture(figures.medians_and_intervals(rows), "Measure A: steps to the target."),
         picture(figures.learning_rates(rows), "Learning rate as logged."),
+        picture(figures.training_loss(rows), "Training loss (median over seeds)."),
     ]  # fmt: skip
     zero = []
     for counter in sorted({c for row in rows for c in metrics.counters(row)}):

@@ -9,7 +9,7 @@ import numpy as np
 
 from reporting.rows import Row
 
-PLAIN = ("step", "learning_rate", "loss")
+PLAIN = ("step", "learning_rate", "loss", "accuracy")  # loss and accuracy in training
 
 
 def read(path: Path) -> dict[str, np.ndarray]:

@@ -4,30 +4,24 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from reporting import log_steps, mllog
+from reporting import log_evaluations, log_steps, mllog
 from reporting.curves import Point
+from reporting.log_evaluations import Evaluation
 from reporting.mllog import Line, Log, as_number
 from reporting.runs import TIE_TOLERANCE, Run
 
 TARGET_ACCURACY = 0.759  # MLPerf training rules, ResNet, since v0.6
 TRAIN_EXAMPLES = 1_281_167
 OPTIMIZERS = {"distributed shampoo": "shampoo", "shampoo": "shampoo", "lars": "lars", "sgd": "sgd"}
+# Others may change (throughput) or differ between workers (seed).
+SAID_ONCE = (
+    *("submission_org", "submission_platform", "submission_division", "submission_benchmark"),
+    *("opt_name", "global_batch_size", "train_samples", "eval_samples"),
+)
 HYPERPARAMETERS = ("lars_", "sgd_", "opt_", "shampoo_", "model_bn_span", "gradient_accumulation")
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """One eval_accuracy line: epoch as logged (None if not), accuracy a fraction."""
-
-    epoch: float | None
-    accuracy: float
-    n_blocks: int
-    block_epochs: float | None
 
 
 def read_log(path: Path) -> list[Run]:
@@ -48,7 +42,7 @@ def _run(path: Path, log: Log, part: str) -> Run:
     flags += _other_data(header, f"{path.name}{part}")
     if benchmark is None:
         flags.append("submission_benchmark is not logged: taken as resnet")
-    evaluations = _evaluations(log, f"{path.name}{part}")
+    evaluations = log_evaluations.evaluations(log, f"{path.name}{part}")
     batch = _batch(header, f"{path.name}{part}")
     steps, planned = _steps(header, batch, evaluations)
     hit = next(
@@ -67,7 +61,7 @@ def _run(path: Path, log: Log, part: str) -> Run:
         recipe=_name(header, name),
         optimizer=OPTIMIZERS.get(name, name),
         dataset="imagenet2012",
-        seed=int(seed) if (seed := as_number(header.get("seed"))) is not None else None,
+        seed=_seed(log),
         status=status,
         target_accuracy=TARGET_ACCURACY,
         global_batch_size=batch,
@@ -107,7 +101,7 @@ def _header(log: Log) -> tuple[dict[str, Any], list[str]]:
     for line in log.lines:
         if line.value is None or isinstance(line.value, dict | list):
             continue
-        if header.setdefault(line.key, line.value) != line.value and line.key != "eval_accuracy":
+        if header.setdefault(line.key, line.value) != line.value and line.key in SAID_ONCE:
             conflicts.add(line.key)
     flags = [f"logged with different values: {', '.join(sorted(conflicts))}"] if conflicts else []
     if log.n_broken:
@@ -151,75 +145,22 @@ def _name(header: dict[str, Any], optimizer: str) -> str:
     return " ".join([*words, optimizer]) if words else f"unnamed log, {optimizer}"
 
 
-def _evaluations(log: Log, name: str) -> list[Evaluation]:
-    """Returns the evaluations in order, each once (every worker may log the same line)."""
-    found: list[Evaluation] = []
-    n_blocks, block_epochs = 0, None
-    for line in log.lines:
-        if line.key == "block_start":
-            count = as_number(line.metadata.get("epoch_count"))
-            n_blocks, block_epochs = n_blocks + 1, count
-        if line.key == "eval_accuracy":
-            new = Evaluation(_epoch(line), _accuracy(line, name), n_blocks, block_epochs)
-            same = [e for e in found if e.epoch == new.epoch and new.epoch is not None]
-            # A short last block may round to the epoch before; without one it is a contradiction.
-            if any(e.accuracy != new.accuracy and e.n_blocks == n_blocks for e in same):
-                raise ValueError(f"{name}: two different accuracies at epoch {new.epoch:g}")
-            found += [] if any(e.accuracy == new.accuracy for e in same) else [new]
-    return found
-
-
-def _accuracy(line: Line, name: str) -> float:
-    value = line.value
-    if isinstance(value, dict):
-        known = [value[k] for k in ("accuracy", "eval_accuracy", "value", "top1") if k in value]
-        value = known[0] if known else None
-    number = as_number(value)
-    if number is None or not 0 <= number <= 1:
-        raise ValueError(f"{name}: eval_accuracy={line.value!r} is not a fraction in [0, 1]")
-    return number
-
-
-def _epoch(line: Line) -> float | None:
-    places = [line.metadata, line.value if isinstance(line.value, dict) else {}]
-    found = [as_number(place.get("epoch_num")) for place in places]
-    return next((epoch for epoch in found if epoch is not None), None)
+def _seed(log: Log) -> int | None:
+    """Returns the logged seed; None if there is none or every worker logs one of its own."""
+    seeds = {as_number(value) for value in log.values("seed")} - {None}
+    return int(seeds.pop() or 0) if len(seeds) == 1 else None
 
 
 def _steps(
     header: dict[str, Any], batch: int | None, found: Sequence[Evaluation]
 ) -> tuple[list[int], int | None]:
     """Returns (steps of the evaluations, planned steps); ([], None) where the log cannot tell."""
-    blocks = _epochs_per_block(found)
-    if batch is None or not blocks or not _numbers_agree(found, blocks):
+    blocks = log_evaluations.epochs_per_block(found)
+    if batch is None or not blocks or not log_evaluations.numbers_agree(found, blocks):
         return [], None
     numbers = {key: n for key, v in header.items() if (n := as_number(v)) is not None}
     known = {"train_samples": TRAIN_EXAMPLES, "global_batch_size": batch}
     return log_steps.derive(log_steps.schedule_of(numbers | known), blocks) or ([], None)
-
-
-def _numbers_agree(found: Sequence[Evaluation], blocks: Sequence[float]) -> bool:
-    """Whether epoch numbers and blocks tell the same story, but for numbering from 0 and floors.
-
-    Some logs say "4 epochs" of a first block that had one.
-    """
-    first, last = found[0].epoch, found[-1].epoch
-    if first is None or last is None:
-        return False
-    return abs(first - blocks[0]) <= 1 and abs(last - sum(blocks)) <= 2
-
-
-def _epochs_per_block(found: Sequence[Evaluation]) -> list[float]:
-    """Returns the epochs before each evaluation; [] if blocks and evaluations do not match."""
-    if found and all(e.n_blocks == i and e.block_epochs for i, e in enumerate(found, start=1)):
-        return [e.block_epochs or 0.0 for e in found]
-    epochs = [e.epoch for e in found]
-    gaps = {b - a for a, b in pairwise(epochs) if a is not None and b is not None}
-    if len(gaps) != 1 or None in epochs:
-        return []
-    gap = gaps.pop()
-    # Numbered from 0 or from 1; anything else (floored numbers, an offset) is ambiguous.
-    return [gap] * len(epochs) if epochs[0] in (gap, gap - 1) and gap > 0 else []
 
 
 def _step_flags(steps: Sequence[int], found: Sequence[Evaluation]) -> list[str]:

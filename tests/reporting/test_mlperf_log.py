@@ -109,6 +109,20 @@ def test_seconds_instead_of_milliseconds_and_repeated_lines_are_read(tmp_path):
     assert (run.steps_to_target, run.seconds_to_target) == (1727, pytest.approx(200.0))
 
 
+def test_workers_with_seeds_of_their_own_have_no_seed_in_common(tmp_path):
+    lines = log_lines(SHAMPOO, PATH, 200.0)
+    lines[5:5] = [line("seed", seed) for seed in (27299, 6742, 36011)]
+    (run,) = read_log(write(tmp_path, lines))
+    assert run.seed is None
+    assert not any("different values" in flag for flag in run.flags)
+
+
+def test_two_batch_sizes_in_one_log_are_marked(tmp_path):
+    lines = [line("global_batch_size", 4096), *log_lines(SHAMPOO, PATH, 200.0)]
+    (run,) = read_log(write(tmp_path, lines))
+    assert "logged with different values: global_batch_size" in run.flags
+
+
 def test_concatenated_files_are_several_runs(tmp_path):
     aborted = log_lines(SHAMPOO, PATH[:6], 90.0)[:-1]  # killed: no run_stop
     lines = log_lines(SHAMPOO, PATH, 200.0) + aborted + log_lines(SHAMPOO, PATH, 210.0)
