@@ -61,10 +61,10 @@ def train_batches(
     host_batch_size = global_batch_size // n_hosts
     image_size = _image_size(options, found)
     if memory.fits(found):
-        images, labels = memory.load(str(found.directory), "train", *shard, image_size)
+        images, labels = memory.load(found, "train", image_size)
         batches = memory.train_batches(
-            images,
-            labels,
+            images[slice(*shard)],
+            labels[slice(*shard)],
             seed=seed,
             shard=shard,
             host_batch_size=host_batch_size,
@@ -112,12 +112,13 @@ def eval_batches(
     host_batch_size = device_batch_size * n_local_devices
     n_batches = sharding.n_eval_batches(n_examples, host_batch_size, n_hosts)
     image_size = _image_size(options, found)
-    if shard[0] == shard[1]:  # more hosts than examples: this one has padding only
-        batches: Iterator[Batch] = iter(())
-    elif memory.fits(found):
-        images, labels = memory.load(str(found.directory), split, *shard, image_size)
+    empty = np.zeros((0, image_size, image_size, 3), options.numpy_image_dtype)
+    batches: Iterator[Batch] = iter(())
+    if memory.fits(found):
+        images, labels = (array[slice(*shard)] for array in memory.load(found, split, image_size))
+        empty = images[:0]
         batches = memory.eval_batches(images, labels, host_batch_size=host_batch_size)
-    else:
+    elif shard[0] < shard[1]:  # else more hosts than examples: this one has padding only
         batches = stream.eval_batches(
             found,
             options,
@@ -126,19 +127,16 @@ def eval_batches(
             host_batch_size=host_batch_size,
             image_size=image_size,
         )
-    n_channels = found.fixed_shape[2] if found.fixed_shape else 3
-    image_shape = (image_size, image_size, n_channels)
-    padded = _padded(batches, n_batches, host_batch_size, image_shape)
+    padded = _padded(batches, n_batches, host_batch_size, empty)
     return (_over_devices(batch, n_local_devices) for batch in padded)
 
 
 def _padded(
-    batches: Iterator[Batch], n_batches: int, host_batch_size: int, image_shape: tuple[int, ...]
+    batches: Iterator[Batch], n_batches: int, host_batch_size: int, empty: np.ndarray
 ) -> Iterator[Batch]:
-    """Fills up the last batch and adds the empty ones that other hosts need."""
-    empty: Batch = {"image": np.zeros((0, *image_shape), np.uint8), "label": np.zeros(0, np.int32)}
+    """Fills up the last batch and adds the ones that other hosts need; `empty` holds no image."""
     for _ in range(n_batches):
-        batch = next(batches, empty)
+        batch = next(batches, {"image": empty, "label": np.zeros(0, np.int32)})
         n_real = len(batch["label"])
         missing = host_batch_size - n_real
         image = batch["image"]

@@ -23,6 +23,16 @@ class BadExample:
     reason: str
 
 
+def reading_errors() -> tuple[type[Exception], ...]:
+    """Returns what TensorFlow raises for bad data."""
+    tf = tensorflow()
+    return (
+        tf.errors.InvalidArgumentError,  # an image
+        tf.errors.DataLossError,  # a record
+        tf.errors.FailedPreconditionError,  # tfds: fewer records than its metadata say
+    )
+
+
 def undecodable(examples: Iterable[dict], decode: Callable[[dict], Any]) -> list[BadExample]:
     """Returns the examples that `decode` fails for, by trying one after the other.
 

@@ -1,14 +1,17 @@
 """Small data sets: read once through tfds, kept as uint8 arrays, batches gathered from them."""
 
+import hashlib
 import itertools
 import math
+import os
 from collections.abc import Iterator
 from functools import lru_cache
 
 import numpy as np
 
-from input_pipeline import prepared, randomness, sharding
+from input_pipeline import damage, prepared, randomness, sharding
 from input_pipeline.host import tensorflow
+from input_pipeline.prepared import shard_files
 
 LIMIT_BYTES = 256 * 2**20  # of decoded images, a split
 
@@ -30,17 +33,45 @@ def fits(found: prepared.Prepared) -> bool:
 
 
 @lru_cache(maxsize=4)
-def load(
-    directory: str, split: str, start: int, stop: int, image_size: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Returns images (uint8 [n, size, size, C]) and labels (int32 [n]) of split[start:stop]."""
+def load(found: prepared.Prepared, split: str, image_size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns images (uint8 [n, size, size, C]) and labels (int32 [n]) of a split, read-only.
+
+    The first process to decode a split leaves the arrays beside its files, and later ones map them
+    into memory: decoding Fashion-MNIST takes longer than a short study trains.
+    """
+    key = [(file.name, file.stat().length, file.stat().mtime) for file in shard_files(found, split)]
+    fingerprint = hashlib.sha256(repr((key, image_size)).encode()).hexdigest()[:12]
+    files = [found.directory / f".{split}-{what}-{fingerprint}.npy" for what in ("image", "label")]
+    if not prepared.is_local(found.directory):
+        return _decode(found, split, image_size)
+    if not all(file.exists() for file in files):
+        arrays = _decode(found, split, image_size)
+        try:
+            for file, array in zip(files, arrays, strict=True):
+                _save(file, array)
+        except OSError:  # a directory that is read-only, or full, does without
+            return arrays
+    images, labels = (np.asarray(np.load(file, mmap_mode="r")) for file in files)
+    return images, labels
+
+
+def _save(file: os.PathLike, array: np.ndarray) -> None:
+    partial = f"{os.fspath(file)}.{os.getpid()}"
+    with open(partial, "wb") as opened:
+        np.save(opened, array)
+    os.replace(partial, file)  # whole or not at all, whoever else does the same
+
+
+def _decode(found: prepared.Prepared, split: str, image_size: int) -> tuple[np.ndarray, np.ndarray]:
     tensorflow()
     import tensorflow_datasets as tfds
 
-    builder = tfds.builder_from_directory(directory)
-    instruction = tfds.core.ReadInstruction(split, from_=start, to=stop, unit="abs")
-    examples = builder.as_dataset(split=instruction, batch_size=4096, shuffle_files=False)
-    read = list(tfds.as_numpy(examples))
+    builder = tfds.builder_from_directory(found.directory)
+    examples = builder.as_dataset(split=split, batch_size=4096, shuffle_files=False)
+    try:
+        read = list(tfds.as_numpy(examples))
+    except damage.reading_errors() as error:
+        raise damage.unreadable(found, split, error) from error
     images = np.concatenate([mean_pool(batch["image"], image_size) for batch in read])
     labels = np.concatenate([batch["label"] for batch in read]).astype(np.int32)
     images.flags.writeable = labels.flags.writeable = False
@@ -48,8 +79,7 @@ def load(
 
 
 def mean_pool(images: np.ndarray, image_size: int) -> np.ndarray:
-    """Averages uint8 [n, H, W, C] over squares to [n, image_size, image_size, C], rounded half to
-    even.
+    """Averages uint8 [n, H, W, C] over squares to [n, image_size, image_size, C], to the nearest.
 
     Raises ValueError unless H = W is a multiple of image_size.
     """

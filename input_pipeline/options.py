@@ -3,6 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
+import ml_dtypes
+import numpy as np
+
 FLIPPED = ("imagenet2012", "cifar10")  # a mirrored digit is another digit, or none
 GIB = 2**30
 
@@ -56,6 +59,10 @@ class Options:
     @property
     def flipped(self) -> bool:
         return self.name in FLIPPED if self.flip is None else self.flip
+
+    @property
+    def numpy_image_dtype(self) -> np.dtype:
+        return np.dtype(np.uint8 if self.image_dtype == "uint8" else ml_dtypes.bfloat16)
 
     @property
     def cache_limit_bytes(self) -> int:

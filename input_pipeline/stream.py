@@ -35,7 +35,7 @@ def train_batches(
     Raises:
       ValueError: an example or a file cannot be read; the message names it.
     """
-    errors = _reading_errors()
+    errors = damage.reading_errors()
     decode = train_image(options, seed, image_size)
     bad: list[damage.BadExample] = []
     step = first_step
@@ -86,7 +86,7 @@ def eval_batches(
     Raises:
       ValueError: an example or a file cannot be read, whatever `on_corrupt` says.
     """
-    errors = _reading_errors()
+    errors = damage.reading_errors()
     n_seen = 0
     try:
         batches = _eval_dataset(found, options, split, shard, host_batch_size, image_size)
@@ -101,15 +101,6 @@ def eval_batches(
         ) from error
     if n_seen != shard[1] - shard[0]:
         raise damage.unreadable(found, split)
-
-
-def _reading_errors() -> tuple[type[Exception], ...]:
-    tf = tensorflow()
-    return (
-        tf.errors.InvalidArgumentError,  # an image
-        tf.errors.DataLossError,  # a record
-        tf.errors.FailedPreconditionError,  # tfds: fewer records than its metadata say
-    )
 
 
 @lru_cache(maxsize=2)

@@ -1,5 +1,8 @@
 import gzip
 import itertools
+import shutil
+import subprocess
+import sys
 from collections import Counter
 
 import numpy as np
@@ -110,8 +113,8 @@ def fake(monkeypatch, n_examples):
     lengths: dict[str, tuple[int, ...]] = {"train": (n_examples,), "test": (n_examples,)}
     found = Prepared("fake", epath.Path("/nowhere"), (2, 2, 1), n_examples, lengths)
 
-    def load(directory, split, start, stop, image_size):
-        return np.zeros((stop - start, 2, 2, 1), np.uint8), np.arange(start, stop, dtype=np.int32)
+    def load(found, split, image_size):
+        return np.zeros((n_examples, 2, 2, 1), np.uint8), np.arange(n_examples, dtype=np.int32)
 
     monkeypatch.setattr(prepare, "ensure", lambda name, data_dir: found)
     monkeypatch.setattr(memory, "load", load)
@@ -159,6 +162,32 @@ def test_the_50000_images_of_imagenet_are_seen_once_on_a_pod(monkeypatch, n_host
     counts = [[int(batch["mask"].sum()) for batch in batches] for batches in shards]
     assert sum(map(sum, counts)) == 50_000
     assert len({len(count) for count in counts}) == 1
+
+
+def test_a_later_process_maps_the_decoded_arrays_and_needs_no_tensorflow(digits_dir):
+    expected = train(digits_dir, n_batches=2)[1]["label"]
+    code = (
+        "import sys, input_pipeline as p\n"
+        f"d = {{'name': 'digits', 'data_dir': {digits_dir!r}}}\n"
+        "b = next(p.train_batches(d, seed=3, global_batch_size=400, first_step=1, host_index=0,"
+        " n_hosts=1, n_local_devices=4))\n"
+        "assert 'tensorflow' not in sys.modules\n"
+        "print(b['label'].ravel().tolist())"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == str(expected.ravel().tolist())
+
+
+def test_decoded_arrays_of_other_files_are_not_used(digits_dir, tmp_path):
+    shutil.copytree(digits_dir, tmp_path, dirs_exist_ok=True)
+    (shard,) = tmp_path.glob("digits/*/digits-test.tfrecord-*")
+    train_shard = shard.with_name(shard.name.replace("test", "train"))
+    found = prepare.ensure("digits", str(tmp_path))
+    memory.load(found, "train", 8)
+    shutil.copy(shard, train_shard)
+    memory.load.cache_clear()
+    with pytest.raises(ValueError, match=r"holds 360 examples, its metadata say 1437"):
+        memory.load(found, "train", 8)
 
 
 def test_mean_pooling_averages_squares_to_the_nearest_integer():
