@@ -16,7 +16,8 @@ def compare_all(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Returns the comparisons of report.json, every recipe with every other on its task.
 
     `ratio` is a's steps over b's (measure A and ladders), `difference` a's accuracy minus b's
-    (measure B); `p_adjusted` is Holm's over all tests of that measure on that task.
+    (measure B), `ci95` the interval of whichever of them is there; `p_adjusted` is Holm's over all
+    tests of that measure on that task.
     """
     found: list[dict[str, Any]] = []
     for family in _by(rows, lambda row: (row.first.dataset, row.first.target_accuracy)):

@@ -79,8 +79,7 @@ def waiting_scores(lo: np.ndarray, hi: np.ndarray, horizon: float = np.inf) -> n
     evaluation grid these are the centred ranks of Mann and Whitney, censored runs tied for last.
     Source: Gehan 1965, A generalized Wilcoxon test; intervals: Mantel 1967.
     """
-    lo, hi = np.minimum(lo, horizon), np.where(hi > horizon, np.inf, hi)
-    before = hi[:, None] <= lo[None, :]
+    before = hi[:, None] <= np.minimum(lo, horizon)[None, :]
     return before.sum(0) - before.sum(1).astype(float)
 
 

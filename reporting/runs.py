@@ -72,11 +72,13 @@ class Run:
         """Returns (lo, hi]: not yet at the target at step lo, at the target at step hi.
 
         hi is inf for a run that did not reach it; a diverged run never will, so its lo is the
-        budget: it stays in n as "not reached by the end".
+        budget: it stays in n as "not reached by the end". Without a curve the hit is taken as
+        exact (lo = hi).
         """
         if self.steps_to_target is not None:
-            before = [p.step for p in self.curve if p.step < self.steps_to_target]
-            return (float(before[-1]) if before else 0.0), float(self.steps_to_target)
+            hit = float(self.steps_to_target)
+            before = [p.step for p in self.curve if p.step < hit]
+            return float(max(before, default=0.0)) if self.curve else hit, hit
         if self.status == "aborted" or self.total_steps is None:
             return (float(self.curve[-1].step) if self.curve else 0.0), math.inf
         return float(self.total_steps), math.inf

@@ -22,6 +22,7 @@ def render(report: dict[str, Any]) -> str:
     for title, rows in tasks(report["rows"]):
         parts.append(_table(title, rows))
     parts.append(_section("Verdicts", verdict_lines(report["comparisons"])))
+    parts.append(_section("Budget ladders", ladder_lines(report["ladders"])))
     parts.append(_section("Published; and found here", published_lines(report["published"])))
     if report["proxy_note"]:
         parts.append(_wrap(report["proxy_note"]))
@@ -110,6 +111,20 @@ def verdict_lines(comparisons: Sequence[dict[str, Any]]) -> list[str]:
     lines = [*told, *list(refused)[:MAX_REFUSED]]
     if len(refused) > MAX_REFUSED:
         lines.append(f"{len(refused) - MAX_REFUSED} further pairs are not comparable (report.json)")
+    return lines
+
+
+def ladder_lines(ladders: Sequence[dict[str, Any]]) -> list[str]:
+    """Returns one line a ladder: the smallest budget that reaches the target, and interpolated."""
+    lines = []
+    for ladder in ladders:
+        budgets, smallest = ladder["budgets"], ladder["smallest_budget"]
+        found = f"smallest budget that reaches the target: {smallest}"
+        if smallest is None:
+            found = f"no budget up to {budgets[-1]} reaches the target"
+        elif not ladder["at_the_smallest"]:
+            found += f" (interpolated: {ladder['interpolated']:.1f})"
+        lines.append(f"{ladder['recipe']} ({ladder['dataset']}): {found}")
     return lines
 
 

@@ -39,6 +39,15 @@ def test_a_difference_in_every_seed_is_shown(n, tmp_path):
     assert test["p_value"] == pytest.approx(2 / 252 if n == 5 else 2 / 1024)
 
 
+def test_runs_without_curves_are_compared_by_what_run_json_says(tmp_path):
+    write_pair(tmp_path, LATE, EARLY, 5)
+    for path in tmp_path.rglob("curve.csv"):
+        path.unlink()
+    test = comparison(tmp_path)
+    assert (test["verdict"], test["p_value"]) == ("more steps", pytest.approx(2 / 252))
+    assert all("no curve.csv" in row["flags"] for row in report_on(tmp_path)["rows"])
+
+
 def test_equal_runs_show_no_difference(tmp_path):
     write_pair(tmp_path, LATE, LATE, 10)
     test = comparison(tmp_path)
