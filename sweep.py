@@ -17,13 +17,16 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import pathlib
+import subprocess
 import sys
 import time
 import traceback
 from collections import deque
 from collections.abc import Sequence
 
+import input_pipeline
 from configs import command_line, plan
+from input_pipeline import spec
 
 DONE, FAILED, USER_ERROR = 0, 1, 2
 
@@ -42,6 +45,22 @@ class Run:
 
     def is_complete(self) -> bool:
         return (self.folder / "run.json").exists()
+
+
+def prepare_data(name: str, data_dir: str) -> None:
+    """Prepares a data set that is not there yet, in a process of its own, before workers start.
+
+    Raises:
+      ValueError: it cannot be made or fetched; the message says what to do.
+    """
+    input_pipeline.describe(name, data_dir)
+    if spec.locate(name, data_dir) is None:
+        command = [sys.executable, "-m", "input_pipeline", f"--name={name}"]
+        done = subprocess.run(
+            [*command, f"--data_dir={data_dir}"], capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            raise ValueError((done.stderr.strip().splitlines() or ["no message"])[-1])
 
 
 def plan_runs(recipes: Sequence[str], seeds: Sequence[int], out: pathlib.Path) -> list[Run]:
@@ -234,14 +253,19 @@ def main(argv: Sequence[str]) -> int:
         for field in ("workers", "attempts"):
             if getattr(options, field) < 1:
                 raise ValueError(f"{field}={getattr(options, field)}: needs at least 1")
+        datasets = set()
         for recipe in recipes:
             for seed in seeds:
-                plan.validate(command_line.load(recipe, [*overrides, f"--config.seed={seed}"]))
+                config = command_line.load(recipe, [*overrides, f"--config.seed={seed}"])
+                plan.validate(config)
+            datasets.add((config.dataset.name, config.dataset.data_dir))
         runs = plan_runs(recipes, seeds, options.out)
         if options.dry_run:
             for run in runs:
                 print(f"{run.name:<32} {run.folder}  {'complete' if run.is_complete() else ''}")
             return DONE
+        for name, data_dir in sorted(datasets):
+            prepare_data(name, data_dir)
         options.out.mkdir(parents=True, exist_ok=True)
     except (ValueError, OSError) as e:
         print(f"error: {e}", file=sys.stderr)

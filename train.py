@@ -134,7 +134,8 @@ def train_and_evaluate(config: ConfigDict, workdir: str) -> RunResult:
     initial = steps.init_state(program.model, program.tx, spec.image_shape, config.seed)
     print(summary(config, plan, initial.params), flush=True)
     journal = Journal(config, plan, folder, program.schedule)
-    compile_steps(program, initial, plan, spec)
+    image = jax.ShapeDtypeStruct(spec.image_shape, config.dataset.image_dtype)
+    compile_steps(program, initial, plan, image)
     state = steps.place(initial)
     batches = input_pipeline.train_batches(
         dataset,
@@ -171,14 +172,14 @@ def compile_steps(
     program: Program,
     initial: steps.TrainState,
     plan: plans.Plan,
-    spec: input_pipeline.DatasetSpec,
+    image: jax.ShapeDtypeStruct,
 ) -> None:
     """Runs both steps once on blank images, so that the clock starts with everything compiled."""
 
     def blank(device_batch_size: int) -> dict[str, np.ndarray]:
         shape = (jax.local_device_count(), device_batch_size)
         return {
-            "image": np.zeros((*shape, *spec.image_shape), np.uint8),
+            "image": np.zeros((*shape, *image.shape), image.dtype),
             "label": np.zeros(shape, np.int32),
             "mask": np.zeros(shape, bool),
             "flip": np.zeros(shape, bool),

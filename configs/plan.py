@@ -68,8 +68,6 @@ def validate(config: ConfigDict) -> None:
         "max_consecutive_skips",
     ):
         positive_integer(field, config[field])
-    for field in ("image_size",):
-        positive_integer(f"dataset.{field}", config.dataset[field])
     for field in ("width", "stem_kernel_size", "stem_stride"):
         positive_integer(f"model.{field}", config.model[field])
     check(
@@ -78,12 +76,6 @@ def validate(config: ConfigDict) -> None:
         "is a fraction between 0 and 1; 75.9 % is 0.759",
     )
     check("label_smoothing", 0 <= config.label_smoothing < 1, "needs a fraction from 0 to below 1")
-    check(
-        "dataset.crop_area_min",
-        0 < config.dataset.crop_area_min <= 1,
-        "is a fraction of the image's area, above 0 and at most 1",
-    )
-
     model = config.model
     check("model.stage_sizes", model.stage_sizes, "needs at least one stage")
     check("model.bn_span", model.bn_span >= 1, "needs a number of examples, at least 1")

@@ -1,0 +1,103 @@
+"""The command line: each mistake gets one line, exit status 2, and nothing is written."""
+
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+import main
+
+ROOT = pathlib.Path(main.__file__).parent
+SMOKE = "--config=configs/lars.py:smoke"
+
+
+@pytest.fixture(autouse=True)
+def from_the_root(monkeypatch):
+    monkeypatch.chdir(ROOT)
+
+
+BAD = {
+    "unknown optimizer": ([SMOKE, "--config.optimizer.name=adamm"], ["adamm", "shampoo"]),
+    "unknown recipe file": (["--config=configs/adam.py"], ["configs/adam.py", "configs/lars.py"]),
+    "unknown variant": (["--config=configs/lars.py:smok"], ["variant=smok", "smoke"]),
+    "unknown dataset": ([SMOKE, "--config.dataset.name=digitz"], ["digitz", "digits"]),
+    "batch over the devices": ([SMOKE, "--config.global_batch_size=100"], ["100", "8 devices"]),
+    "warm-up longer than the run": (
+        [SMOKE, "--config.schedule.warmup_steps=13.0"],
+        ["schedule.warmup_steps=13.0", "total_steps=12"],
+    ),
+    "negative learning rate": (
+        [SMOKE, "--config.schedule.peak_learning_rate=-0.1"],
+        ["peak_learning_rate=-0.1"],
+    ),
+    "target in percent": ([SMOKE, "--config.target_accuracy=75.9"], ["75.9", "0.759"]),
+    "missing data": (
+        ["--config=configs/lars.py:mlperf_v07", "--config.dataset.data_dir=/no/such/place"],
+        ["/no/such/place", "imagenet2012", "python -m input_pipeline"],
+    ),
+    "seed that is no integer": ([SMOKE, "--config.seed=two"], ["seed=two"]),
+    "seed beyond its range": ([SMOKE, "--config.seed=-1"], ["seed=-1"]),
+    "misspelt field": ([SMOKE, "--config.total_step=3"], ["total_step", "total_steps"]),
+    "misspelt flag": ([SMOKE, "--work=x"], ["work"]),
+    "missing config": ([], ["--config", "configs/shampoo.py:readme"]),
+}
+
+
+@pytest.mark.parametrize("mistake", BAD)
+def test_one_clear_line_status_2_and_nothing_written(mistake, tmp_path, capsys):
+    arguments, words = BAD[mistake]
+    workdir = tmp_path / "run"
+    status = main.main(["main.py", *arguments, f"--workdir={workdir}"])
+    error = capsys.readouterr().err.strip()
+    assert status == 2
+    assert "\n" not in error
+    assert error.startswith("error: ")
+    for word in words:
+        assert word in error
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("below", ["file", "file/deeper"])
+def test_unwritable_workdir(below, tmp_path, capsys):
+    (tmp_path / "file").write_text("in the way")
+    data = f"--config.dataset.data_dir={tmp_path / 'data'}"
+    status = main.main(["main.py", SMOKE, data, f"--workdir={tmp_path / below}"])
+    assert status == 2
+    assert "cannot be written" in capsys.readouterr().err
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_missing_workdir(capsys):
+    assert main.main(["main.py", SMOKE]) == 2
+    assert "--workdir: missing" in capsys.readouterr().err
+
+
+def test_a_bug_is_not_called_a_user_error(monkeypatch, tmp_path):
+    import train
+
+    def in_a_library(config, workdir):
+        import json
+
+        json.loads("not json")
+
+    monkeypatch.setattr(train, "train_and_evaluate", in_a_library)
+    with pytest.raises(ValueError, match="Expecting value"):
+        main.main(["main.py", SMOKE, f"--workdir={tmp_path}"])
+
+
+@pytest.mark.parametrize("script", ["main.py", "report.py", "sweep.py"])
+def test_help_starts_without_tensorflow_or_jax(script):
+    code = (
+        "import runpy, sys\n"
+        f"sys.argv = ['{script}', '--help']\n"
+        "try:\n"
+        f"    runpy.run_path('{script}', run_name='__main__')\n"
+        "except SystemExit as end:\n"
+        "    assert not end.code, end.code\n"
+        "heavy = {'tensorflow', 'jax', 'tensorflow_datasets'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "usage" in done.stdout.lower() or "Flags" in done.stdout
