@@ -10,6 +10,7 @@ from jax import Array, lax
 from optim.inverse_root import inverse_pth_root
 
 HIGHEST = lax.Precision.HIGHEST
+PADDING = 0.05  # of the work on roots
 PerAxis = dict[str, Array]  # "0": [k, d_0, d_0], "1": [k, d_1, d_1], ...
 
 
@@ -51,27 +52,64 @@ def roots(
     ridge: float,
     relative: bool,
 ) -> tuple[dict[str, PerAxis], dict[str, Array], dict[str, Array]]:
-    """Roots of all buckets: one batch per matrix size and exponent.
+    """Roots of all buckets, in few batches; where a root fails the old one stays.
 
-    Where a root fails the old one stays. Returns (roots, failed, raised), the last two `[k]` per
-    bucket, float32: how many of a row's roots failed, or had their ridge raised.
+    Returns (roots, failed, raised), the last two `[k]` per bucket, float32: how many of a row's
+    roots failed, or had their ridge raised.
     """
-    batches: dict[tuple[int, int], list[tuple[str, str]]] = {}
+    members: dict[tuple[int, int], list[tuple[str, str]]] = {}
     for name, per_axis in stats.items():
         for axis, s in per_axis.items():
-            batches.setdefault((s.shape[-1], exponents[name]), []).append((name, axis))
+            members.setdefault((exponents[name], s.shape[-1]), []).append((name, axis))
     new: dict[str, PerAxis] = {name: {} for name in stats}
     failed = {name: jnp.zeros(len(per_axis["0"])) for name, per_axis in stats.items()}
     raised = dict(failed)
-    for (_, p), members in batches.items():
-        stacked = jnp.concatenate([stats[name][axis] for name, axis in members])
+    counts = {k: sum(len(stats[name][axis]) for name, axis in m) for k, m in members.items()}
+    for (p, size), sizes in join_sizes(counts).items():
+        batch = [member for d in sizes for member in members[p, d]]
+        stacked = jnp.concatenate([_grow(stats[name][axis], size) for name, axis in batch])
         root, ok, up = inverse_pth_root(stacked, p, ridge, relative)
         start = 0
-        for name, axis in members:
-            stop = start + stats[name][axis].shape[0]
-            good = ok[start:stop]
-            new[name][axis] = jnp.where(good[:, None, None], root[start:stop], old[name][axis])
-            failed[name] += ~good
-            raised[name] += up[start:stop]
-            start = stop
+        for name, axis in batch:
+            k, d, _ = stats[name][axis].shape
+            rows = slice(start, start + k)
+            good = ok[rows, None, None]
+            new[name][axis] = jnp.where(good, root[rows, :d, :d], old[name][axis])
+            failed[name] += ~ok[rows]
+            raised[name] += up[rows]
+            start += k
     return new, failed, raised
+
+
+def _grow(s: Array, size: int) -> Array:
+    """Appends rows and columns of zeros; the root of the rest does not change."""
+    more = size - s.shape[-1]
+    return s if more == 0 else jnp.pad(s, ((0, 0), (0, more), (0, more)))
+
+
+def join_sizes(counts: Mapping[tuple[int, int], int]) -> dict[tuple[int, int], list[int]]:
+    """Lets small matrices join the batch of the next size where that is nearly free.
+
+    Every batch costs seconds of compilation. From small to large, a size joins the next one of
+    the same exponent while the padding adds at most PADDING of the whole work.
+
+    Args:
+      counts: {(exponent, size): number of matrices}.
+
+    Returns:
+      {(exponent, size of the batch): sizes in it}.
+    """
+    allowed = PADDING * sum(n * d**3 for (_, d), n in counts.items())
+    batches: dict[tuple[int, int], list[int]] = {}
+    for p in sorted({p for p, _ in counts}):
+        sizes = sorted(d for q, d in counts if q == p)
+        waiting: list[int] = []
+        for d, larger in zip(sizes, [*sizes[1:], None], strict=True):
+            waiting.append(d)
+            here = sum(counts[p, w] for w in waiting)
+            extra = float("inf") if larger is None else here * (larger**3 - d**3)
+            if extra <= allowed:
+                allowed -= extra
+            else:
+                batches[p, d], waiting = waiting, []
+    return batches
