@@ -80,7 +80,8 @@ def init_state(
     # Threefry and erf_inv, unrolled for every leaf, take LLVM five times as long to optimise as
     # they are worth here; level 1 gives the same bits.
     lowered = jax.jit(build).lower(jax.random.key(seed))
-    return lowered.compile({"xla_backend_optimization_level": 1})(jax.random.key(seed))
+    options: dict[str, str | bool] = {"xla_backend_optimization_level": "1"}
+    return lowered.compile(options)(jax.random.key(seed))
 
 
 def place(canonical: TrainState) -> TrainState:
