@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from absl import logging
 from etils import epath
 
 from input_pipeline import fashion_mnist, ilsvrc, prepared
@@ -45,9 +44,23 @@ def ensure(
             if found is None:
                 _build(name, data_dir, manual_dir, is_subset)
                 found = locate(name, data_dir)
+                if name == "imagenet2012" and not is_subset:
+                    _check_complete(found)
     assert found is not None, f"tfds prepared {name} somewhere else than in {data_dir}"
     prepared.check(found)
     return found
+
+
+def _check_complete(found: prepared.Prepared | None) -> None:
+    for split, n_expected in (
+        ("train", KNOWN["imagenet2012"].n_train_examples),
+        ("validation", KNOWN["imagenet2012"].n_eval_examples),
+    ):
+        if found and (n_found := found.n_examples(split)) != n_expected:
+            raise ValueError(
+                f"dataset.data_dir={found.directory}: {n_found:,} {split} images prepared, not "
+                f"the {n_expected:,} of ImageNet; remove the directory and fetch the archives again"
+            )
 
 
 def _make_directory(data_dir: str) -> None:
@@ -79,7 +92,7 @@ def _lock(name: str, data_dir: str) -> Iterator[None]:
 
 def _build(name: str, data_dir: str, manual_dir: str | None, is_subset: bool) -> None:
     if manual_dir and name == "imagenet2012":
-        logging.info("%s", ilsvrc.check(manual_dir, data_dir, is_subset))
+        print(ilsvrc.check(manual_dir, data_dir, is_subset), file=sys.stderr)
     builder = _builder(name, data_dir)
     with tempfile.TemporaryDirectory() as scratch:
         if manual_dir and name == "fashion_mnist":

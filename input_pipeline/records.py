@@ -18,16 +18,8 @@ READ_EXAMPLES_AT_ONCE = 16
 
 def read(found: Prepared, split: str, start: int, stop: int) -> Dataset:
     """Returns the examples [start, stop) of a split, in an order that only the bounds decide."""
-    examples = (
-        _read_mlperf(found, split, start, stop)
-        if found.is_mlperf
-        else _read_tfds(found, split, start, stop)
-    )
-
-    def numbered(index, example):
-        return {"index": index, **example}
-
-    return examples.enumerate(start).map(as_written(numbered))
+    read_split = _read_mlperf if found.is_mlperf else _read_tfds
+    return read_split(found, split, start, stop)
 
 
 def _read_tfds(found: Prepared, split: str, start: int, stop: int) -> Dataset:
@@ -47,17 +39,18 @@ def _read_tfds(found: Prepared, split: str, start: int, stop: int) -> Dataset:
         ),
     )
 
-    def encoded(example):
+    def encoded(index, example):
         identity = example["tfds_id"]
         if "file_name" in example:
             identity = tf.strings.join([example["file_name"], " (", identity, ")"])
         return {
+            "index": index,
             "jpeg": example["image"],
             "label": tf.cast(example["label"], tf.int32),
             "id": identity,
         }
 
-    return map_in_order(examples, encoded)
+    return map_in_order(examples.enumerate(start), encoded)
 
 
 def _read_mlperf(found: Prepared, split: str, start: int, stop: int) -> Dataset:
@@ -77,7 +70,8 @@ def _read_mlperf(found: Prepared, split: str, start: int, stop: int) -> Dataset:
             as_written(lambda record, number: (record, file, number))
         )
 
-    def encoded(record, file, number):
+    def encoded(index, located):
+        record, file, number = located
         parsed = tf.io.parse_single_example(
             record,
             {
@@ -88,6 +82,7 @@ def _read_mlperf(found: Prepared, split: str, start: int, stop: int) -> Dataset:
         )
         name = tf.strings.regex_replace(file, ".*/", "")
         return {
+            "index": index,
             "jpeg": parsed["image/encoded"],
             "label": tf.cast(parsed["image/class/label"] - 1, tf.int32),  # stored as 1..1000
             "id": tf.strings.join(
@@ -102,4 +97,4 @@ def _read_mlperf(found: Prepared, split: str, start: int, stop: int) -> Dataset:
         num_parallel_calls=min(n_cores(), READ_FILES_AT_ONCE),
         deterministic=True,
     )
-    return map_in_order(interleaved, encoded)
+    return map_in_order(interleaved.enumerate(start), encoded)

@@ -221,6 +221,8 @@ def _blanked(examples: Dataset, bad: list[damage.BadExample]) -> Dataset:
 
 def _without(bad: list[damage.BadExample], batch: Batch) -> Batch:
     """Gives the places of bad examples to the nearest good one before them in the batch."""
+    if not bad:
+        return batch
     is_bad = np.isin(batch["index"], [example.index for example in bad])
     if not is_bad.any():
         return batch

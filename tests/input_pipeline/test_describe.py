@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 
@@ -55,3 +56,13 @@ def test_what_is_not_there_is_told_with_the_remedy(tmp_path, name, message):
 def test_an_unknown_name_without_a_directory_lists_the_known():
     with pytest.raises(ValueError, match=r"digit: not a known data set; known: digits, mnist"):
         input_pipeline.describe("digit", None)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody without permission")
+def test_a_directory_without_permission_is_told(imagenet_dir):
+    try:
+        os.seteuid(65534)  # pytest's directories are closed to others
+        with pytest.raises(ValueError, match=r"no permission to read .*; grant it"):
+            input_pipeline.describe("imagenet2012", str(imagenet_dir))
+    finally:
+        os.seteuid(0)

@@ -144,3 +144,19 @@ def test_mlperfs_records_give_the_same_images_and_labels_from_zero_on(mlperf_dir
 
 def test_mlperfs_records_restart_like_the_others(mlperf_dir):
     assert_same(train(mlperf_dir, 2, 3), train(mlperf_dir, 0, 5)[2:])
+
+
+def test_hosts_without_an_image_pad_in_the_same_type(imagenet_dir):
+    """20 hosts for 11 images: in a collective all must bring the same shapes and types."""
+    kinds = set()
+    for host in (0, 19):
+        (batch,) = input_pipeline.eval_batches(
+            options(imagenet_dir, image_dtype="bfloat16"),
+            device_batch_size=1,
+            host_index=host,
+            n_hosts=20,
+            n_local_devices=1,
+        )
+        kinds.add(tuple((value.dtype.name, value.shape) for value in batch.values()))
+        assert batch["mask"].sum() == host // 19
+    assert len(kinds) == 1
