@@ -67,9 +67,10 @@ def test_a_schedule_that_fits_no_rounding_gives_no_steps(tmp_path):
     assert any("epochs only" in flag for flag in run.flags)
 
 
-def test_a_first_block_that_contradicts_the_epoch_number_gives_no_steps(tmp_path):
+@pytest.mark.parametrize("offset", [1, 2])
+def test_a_first_block_that_contradicts_the_epoch_number_gives_no_steps(offset, tmp_path):
     """Logs with an offset say "4 epochs" of a first block that had one (epoch 1, 5, 9, ...)."""
-    epochs = [1 + 4 * i for i in range(11)]
+    epochs = [offset + 4 * i for i in range(11)]
     (run,) = read_log(write(tmp_path, log_lines(SHAMPOO, PATH, 200.0, epochs=epochs)))
     assert run.steps_to_target is None
 

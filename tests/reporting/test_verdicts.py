@@ -7,6 +7,7 @@ import pytest
 from run_folders import write_run
 
 from reporting import collect, document
+from reporting.verdict import claim_sentence
 
 LATE, EARLY = (500, 700, 900, 972, 980), (500, 700, 971, 976, 985)
 
@@ -185,6 +186,17 @@ def test_the_claim_about_fifty_seeds_is_answered_ties_included(above, at, below,
     (row,) = report_on(tmp_path)["rows"]
     assert row["n"] == 50
     assert row["claim"]["reaches_target"] is reaches
+
+
+@pytest.mark.parametrize(("spread", "hedged"), [(1, False), (4, True)])
+def test_a_claim_near_the_target_is_hedged_by_its_interval(spread, hedged, tmp_path):
+    """Medians of .972, quartiles one or four examples away: only the second spans the target."""
+    for seed in range(10):
+        write_run(tmp_path, "shampoo:digits", seed, (500, 972 + spread * (seed % 3 - 1)))
+    (row,) = report_on(tmp_path)["rows"]
+    sentence = claim_sentence(row)
+    assert sentence.startswith("shampoo:digits reaches 0.97 in 32 steps")
+    assert ("its 95 % interval includes the target" in sentence) is hedged
 
 
 def test_the_power_of_a_row_follows_from_its_spread(tmp_path):
