@@ -18,26 +18,27 @@ def write_run(
     *,
     eval_every_steps: int = 16,
     target: float = 0.97,
+    n_eval: int = N_EVAL,
     status: str = "done",
     record: dict[str, Any] | None = None,
     config: dict[str, Any] | None = None,
 ) -> Path:
-    """Writes OUT/RECIPE/steps_N/seed_NNNN; `counts` are the correct answers of 1000 per look."""
+    """Writes OUT/RECIPE/steps_N/seed_NNNN; `counts` are the right answers of n_eval."""
     steps = [eval_every_steps * (i + 1) for i in range(len(counts))]
-    hit = next((s for s, c in zip(steps, counts, strict=True) if c / N_EVAL >= target), None)
+    hit = next((s for s, c in zip(steps, counts, strict=True) if c / n_eval >= target), None)
     folder = out / recipe / f"steps_{steps[-1]:04d}" / f"seed_{seed:04d}"
     folder.mkdir(parents=True)
     run = {
         "recipe": recipe, "optimizer": recipe.split(":")[0], "dataset": "digits", "seed": seed,
         "status": status, "target_accuracy": target, "steps_to_target": hit,
         "seconds_to_target": None if hit is None else hit * 0.1,
-        "final_accuracy": counts[-1] / N_EVAL, "best_accuracy": max(counts) / N_EVAL,
-        "total_steps": steps[-1], "global_batch_size": 640, "n_eval_examples": N_EVAL, "plan": {},
+        "final_accuracy": counts[-1] / n_eval, "best_accuracy": max(counts) / n_eval,
+        "total_steps": steps[-1], "global_batch_size": 640, "n_eval_examples": n_eval, "plan": {},
         "seconds": {"init": 1.0, "train": steps[-1] * 0.1, "eval": 0.5},
         "versions": {"jax": "0.10.2"}, "git": "abc1234",
         "device": {"kind": "cpu", "count": 1, "hosts": 1}, "unverified": [], "assumed": [],
     }  # fmt: skip
-    rows = [f"{s},{c},{N_EVAL},{c / N_EVAL},0.5" for s, c in zip(steps, counts, strict=True)]
+    rows = [f"{s},{c},{n_eval},{c / n_eval},0.5" for s, c in zip(steps, counts, strict=True)]
     metrics = [f"{s},{1 / s:.6g},0.5,0{',0.01' if 'shampoo' in recipe else ''}" for s in steps]
     columns = "step,learning_rate,loss,skipped" + (",root_error" if "shampoo" in recipe else "")
     (folder / "metrics.csv").write_text("\n".join([columns, *metrics, ""]))

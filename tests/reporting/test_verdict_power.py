@@ -1,4 +1,4 @@
-"""The verdict on simulated runs with a known difference (the whole table: benchmarks/verdict.py)."""
+"""The verdict on simulated runs with a known difference; benchmarks/verdict.py has the table."""
 
 import pytest
 

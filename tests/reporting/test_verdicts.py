@@ -188,6 +188,28 @@ def test_the_claim_about_fifty_seeds_is_answered_ties_included(above, at, below,
     assert row["claim"]["reaches_target"] is reaches
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "reaches"),
+    [
+        (37949, 37951, True),  # average to 37,950 of 50,000: exactly 75.9 %
+        (37948, 37951, False),
+        (37950, 37950, True),
+        (37949, 37950, False),
+    ],
+)
+def test_the_published_claim_of_759_at_1729_steps(low, high, reaches, tmp_path):
+    """Fifty seeds of 50,000 images each; the 25th and the 26th decide."""
+    for seed in range(50):
+        count = (low if seed < 25 else high) + (0 if 24 <= seed <= 25 else 40 * (seed - 25))
+        write_run(
+            tmp_path, "shampoo:readme", seed, (count,), eval_every_steps=1729, target=0.759,
+            n_eval=50_000, record={"dataset": "imagenet2012", "global_batch_size": 32_768},
+        )  # fmt: skip
+    (row,) = report_on(tmp_path)["rows"]
+    assert row["claim"]["reaches_target"] is reaches
+    assert row["published"]["steps"] == row["total_steps"] == 1729
+
+
 @pytest.mark.parametrize(("spread", "hedged"), [(1, False), (4, True)])
 def test_a_claim_near_the_target_is_hedged_by_its_interval(spread, hedged, tmp_path):
     """Medians of .972, quartiles one or four examples away: only the second spans the target."""
