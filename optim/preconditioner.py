@@ -10,28 +10,34 @@ from jax import Array, lax
 from optim.inverse_root import inverse_pth_root
 
 HIGHEST = lax.Precision.HIGHEST
+LARGEST_TRACE = 1e38
 PADDING = 0.05  # of the work on roots
 PerAxis = dict[str, Array]  # "0": [k, d_0, d_0], "1": [k, d_1, d_1], ...
 
 
-def statistics(g: Array, old: PerAxis, beta2: float) -> tuple[PerAxis, Array]:
+def statistics(g: Array, usable: Array, old: PerAxis, beta2: float) -> tuple[PerAxis, Array]:
     """Returns beta2 S + (1 - beta2) G_i G_i^T per axis i (beta2 = 1: the sum), and what was kept.
 
-    A statistic that would not be finite is kept as it was; `kept` `[k]` counts them, float32.
+    Rows that are not `usable`, and sums that would overflow, keep their statistics; `kept` `[k]`
+    counts them, float32.
 
     Args:
       g: `[k, d_0, ..., d_r]`, float32; G_i is its unfolding along axis i of the block.
+      usable: bool `[k]`: the squares of g can be summed in float32.
     """
     weight = 1.0 if beta2 == 1 else 1 - beta2
     new, kept = {}, jnp.zeros(g.shape[0])
     for axis in range(1, g.ndim):
         others = [j for j in range(1, g.ndim) if j != axis]
         square = lax.dot_general(g, g, ((others, others), ((0,), (0,))), precision=HIGHEST)
-        name = str(axis - 1)
-        s = beta2 * old[name] + weight * square
-        finite = jnp.isfinite(jnp.sum(s, axis=(1, 2)))
-        new[name] = jnp.where(finite[:, None, None], s, old[name])
-        kept += ~finite
+        before = old[str(axis - 1)]
+        grows = usable
+        if beta2 == 1:  # the sum of finite squares may still overflow; no entry exceeds the trace
+            grows &= jnp.trace(before, axis1=1, axis2=2) < LARGEST_TRACE
+        new[str(axis - 1)] = jnp.where(
+            grows[:, None, None], beta2 * before + weight * square, before
+        )
+        kept += ~grows
     return new, kept
 
 

@@ -29,13 +29,16 @@ import numpy as np
 import optax
 from jax import Array, lax
 
-from optim import blocks, distribute, grafting, masks, preconditioner, schedules
+from optim import distribute, grafting, masks, preconditioner, schedules
 from optim.distribute import Owned
 from optim.grafting import LayerwiseGrafting
 from optim.lars import trust_ratio_of_norms
 from optim.norms import norm
+from optim.rows import Bucket, Devices, Plan, make_plan
 
 __all__ = ["LayerwiseGrafting", "ShampooState", "distributed_shampoo", "metrics"]
+
+LARGEST_NORM = 1e19  # of a block's gradient: its square is still finite in float32
 
 Rows = dict[str, Any]  # of one bucket: momenta, statistics and roots per axis, accumulator
 
@@ -149,7 +152,7 @@ def distributed_shampoo(
     _validate(options, exponent_override, block_size)
 
     def plan(params: Any) -> Plan:
-        return _plan(
+        return make_plan(
             [w.shape for w in jax.tree.leaves(params)],
             jax.tree.leaves(masks.resolve(weight_decay_mask, params)),
             no_preconditioning_for_layers_with_dim_gt,
@@ -192,70 +195,6 @@ def _validate(options: Options, exponent: float, block_size: int) -> None:
         require(field, value, value >= 1, "every how many updates, at least 1")
 
 
-# What is known without the arrays.
-
-
-@dataclass(frozen=True)
-class Bucket:
-    """The rows of one block shape."""
-
-    block: tuple[int, ...]
-    tensor: np.ndarray  # int32 [n], position among the preconditioned tensors
-    decays: np.ndarray  # float32 [n], 1 where the tensor has weight decay
-
-    @property
-    def n(self) -> int:
-        return len(self.tensor)
-
-    def spread(self, x: Array | np.ndarray) -> Array:
-        """`[k]` -> `[k, 1, ..., 1]`, to multiply rows with."""
-        return jnp.reshape(x, (-1, *[1] * len(self.block)))
-
-    def norms(self, rows: Array) -> Array:
-        """Norm of every row: `[k, *block]` -> `[k]`."""
-        return norm(rows, axis=tuple(range(1, rows.ndim)))
-
-
-@dataclass(frozen=True)
-class Plan:
-    preconditioned: tuple[int, ...]  # positions among the leaves
-    plain: tuple[int, ...]
-    layout: blocks.Layout
-    buckets: dict[str, Bucket]
-    decays: tuple[bool, ...]  # per leaf
-
-
-@dataclass(frozen=True)
-class Devices:
-    n: int
-    axis_name: str | None
-
-    def own(self, x: Array) -> Array:
-        return distribute.take_own(x, self.n, self.axis_name)
-
-    def gather(self, x: Array, n: int) -> Array:
-        return distribute.gather(x, n, self.n, self.axis_name)
-
-    def gather_all(self, x: Array) -> Array:
-        """`[...]` -> `[devices, ...]`."""
-        return lax.all_gather(x, self.axis_name) if self.n > 1 else x[None]
-
-
-def _plan(shapes, decays, largest_dim: int, block_size: int, merge: bool) -> Plan:
-    def takes_part(shape: tuple[int, ...]) -> bool:
-        return len(shape) >= 1 and min(shape) > 0 and max(shape) <= largest_dim
-
-    chosen = tuple(i for i, shape in enumerate(shapes) if takes_part(shape))
-    layout = blocks.make_layout([shapes[i] for i in chosen], block_size, merge)
-    buckets = {}
-    for block in layout.buckets:
-        tensor = layout.tensor_of_row(block)
-        decaying = np.array([decays[chosen[t]] for t in tensor], np.float32)
-        buckets["x".join(map(str, block))] = Bucket(block, tensor, decaying)
-    plain = tuple(i for i in range(len(shapes)) if i not in set(chosen))
-    return Plan(chosen, plain, layout, buckets, tuple(bool(d) for d in decays))
-
-
 def _init(plan: Plan, shapes: list[tuple[int, ...]], options: Options) -> ShampooState:
     def momenta(shape: tuple[int, ...], names: tuple[str, ...]) -> Rows:
         if grafting.accumulates(options.graft_type):
@@ -283,190 +222,201 @@ def _init(plan: Plan, shapes: list[tuple[int, ...]], options: Options) -> Shampo
 # One update.
 
 
+class _Own(NamedTuple):
+    """This device's rows, per bucket."""
+
+    graft: dict[str, Array]
+    accumulator: dict[str, Rows]  # {} for grafts that have none
+    shampoo: dict[str, Array]
+    decay: dict[str, Array | float]  # weight_decay * w
+    old: dict[str, Rows]
+
+
 def _update(plan, options, grads, state, weights, rate, devices):
     """Returns (updates in the order of the leaves, state)."""
-
-    def rows_of(leaves: list[Array]) -> dict[str, Array]:
-        rows = blocks.to_rows(plan.layout, [leaves[i] for i in plan.preconditioned])
-        return {name: devices.own(rows[b.block]) for name, b in plan.buckets.items()}
-
+    own_rows = lambda leaves: jax.tree.map(devices.own, plan.to_rows(leaves))  # noqa: E731
     replicated = _replicated(plan, state.rows, devices)
     old = {name: state.rows[name].rows for name in plan.buckets}
     if replicated:
         old = jax.tree.map(devices.own, old)
-    own = _Own(g=rows_of(grads), w=rows_of(weights), old=old, step=state.step)
+    g = own_rows(grads)
+    lengths = {"gradient": {name: b.norms(g[name]) for name, b in plan.buckets.items()}}
+    graft, accumulator = _grafts(options, g, old)
+    if grafting.accumulates(options.graft_type):
+        lengths["graft"] = {name: b.norms(graft[name]) for name, b in plan.buckets.items()}
+    w: dict[str, Array] = own_rows(weights) if _needs_weights(plan, options) else {}
+    if options.graft_type == LayerwiseGrafting.LARS:
+        lengths["weight"] = {name: b.norms(w[name]) for name, b in plan.buckets.items()}
+    report = devices.gather_columns(plan, lengths)
+    finite = [jnp.isfinite(norm(grads[i])) for i in plan.plain]
+    ok = jnp.all(jnp.stack([jnp.all(jnp.isfinite(report["gradient"])), *finite]))
 
-    candidates, columns = _candidates(plan, options, own)
-    report = _gather_columns(plan, columns, devices)
-    plain_finite = [jnp.isfinite(norm(grads[i])) for i in plan.plain]
-    ok = jnp.all(jnp.stack([jnp.all(jnp.isfinite(report["gradient"])), *plain_finite]))
+    usable = {name: ok & (x < LARGEST_NORM) for name, x in lengths["gradient"].items()}
+    statistics, kept = _statistics(options, g, usable, old, state.step)
+    roots, failed, raised = _roots(plan, options, statistics, old, state.step)
+    shampoo = {name: preconditioner.precondition(g[name], roots[name]) for name in g}
+    own_lengths = {name: b.norms(shampoo[name]) for name, b in plan.buckets.items()}
+    counts = {"kept": kept, "failed": failed, "raised": raised}
+    report |= devices.gather_columns(plan, {"shampoo": own_lengths} | counts)
 
-    steps, new = _steps(plan, options, own, candidates, _factors(plan, options, report), devices)
-    new = jax.tree.map(lambda n, o: jnp.where(ok, n, o), new, old)
-    gathered = {
-        b.block: devices.gather(jnp.where(ok, -rate * steps[name], 0.0), b.n)
-        for name, b in plan.buckets.items()
-    }
-    updates: list[Any] = [None] * len(weights)
-    for i, step in zip(plan.preconditioned, blocks.from_rows(plan.layout, gathered), strict=True):
-        updates[i] = step
+    own = _Own(graft, accumulator, shampoo, _decays(plan, options, w, devices), old)
+    steps, momenta = _if_finite(
+        ok,
+        lambda: _steps(plan, options, own, report, rate, state.step, devices),
+        lambda: ({k: jnp.zeros_like(x) for k, x in g.items()}, _elementwise(old)),
+    )
+    new: dict[str, Rows] = {}
+    gathered = {}
+    for name, b in plan.buckets.items():
+        new[name] = momenta[name] | {"statistics": statistics[name], "roots": roots[name]}
+        if replicated:
+            new[name] = jax.tree.map(lambda x, n=b.n: devices.gather(x, n), new[name])
+        gathered[name] = devices.gather(steps[name], b.n)
+    updates = plan.from_rows(gathered)
     plain = {}
     for i in plan.plain:
-        key, decays = str(i), plan.decays[i]
-        step, moved = _plain_step(options, decays, grads[i], state.plain[key], weights[i])
+        before = state.plain[str(i)]
+        step, after = _plain_step(options, plan.decays[i], grads[i], before, weights[i])
         updates[i] = jnp.where(ok, -rate * step, 0.0)
-        plain[key] = jax.tree.map(lambda n, o: jnp.where(ok, n, o), moved, state.plain[key])
-
-    rows = {}
-    for name, b in plan.buckets.items():
-        whole = jax.tree.map(lambda x, n=b.n: devices.gather(x, n), new[name])
-        rows[name] = Owned(whole if replicated else new[name], b.n)
-    updates = [u.astype(w.dtype) for u, w in zip(updates, weights, strict=True)]
+        plain[str(i)] = jax.tree.map(lambda n, o: jnp.where(ok, n, o), after, before)
     counters = _count(state.counters, report, ok)
-    return updates, ShampooState(state.step + 1, rows, plain, counters)
+    rows = {name: Owned(new[name], b.n) for name, b in plan.buckets.items()}
+    in_order = [updates[i].astype(w.dtype) for i, w in enumerate(weights)]
+    return in_order, ShampooState(state.step + 1, rows, plain, counters)
 
 
-class _Own(NamedTuple):
-    """This device's rows, per bucket."""
-
-    g: dict[str, Array]
-    w: dict[str, Array]
-    old: dict[str, Rows]
-    step: Array
-
-
-class _Candidate(NamedTuple):
-    """What a bucket's rows would become."""
-
-    shampoo: Array
-    graft: Array
-    accumulator: Array | None
-    statistics: preconditioner.PerAxis
-    roots: preconditioner.PerAxis
-
-
-COLUMNS = ("gradient", "shampoo", "graft", "weight", "kept", "failed", "raised")
-
-
-def _candidates(plan: Plan, options: Options, own: _Own):
-    """Returns per bucket the candidate and its `COLUMNS`: norms and counts of every row."""
-    statistics, kept = _statistics(options, own)
-    roots, failed, raised = _roots(plan, options, statistics, own)
-    candidates, columns = {}, {}
-    for name, b in plan.buckets.items():
-        shampoo = preconditioner.precondition(own.g[name], roots[name])
-        graft, accumulator = grafting.direction(
+def _grafts(options: Options, g: dict[str, Array], old: dict[str, Rows]):
+    """The graft's own update per bucket, and {"accumulator": ...} where it has one."""
+    grafts, accumulators = {}, {}
+    for name, rows in g.items():
+        grafts[name], accumulator = grafting.direction(
             options.graft_type,
-            own.g[name],
-            own.old[name].get("accumulator"),
+            rows,
+            old[name].get("accumulator"),
             options.beta2,
             options.diagonal_epsilon,
         )
-        candidates[name] = _Candidate(shampoo, graft, accumulator, statistics[name], roots[name])
-        norms = [b.norms(x) for x in (own.g[name], shampoo, graft, own.w[name])]
-        columns[name] = jnp.stack([*norms, kept[name], failed[name], raised[name]], axis=1)
-    return candidates, columns
+        accumulators[name] = {} if accumulator is None else {"accumulator": accumulator}
+    return grafts, accumulators
 
 
-def _statistics(options: Options, own: _Own):
+def _needs_weights(plan: Plan, options: Options) -> bool:
+    decaying = options.weight_decay != 0 and any(plan.decays)
+    return decaying or options.graft_type == LayerwiseGrafting.LARS
+
+
+def _decays(plan: Plan, options: Options, w: dict[str, Array], devices: Devices):
+    """weight_decay * w per bucket, 0 where the mask says so; 0.0 for buckets without any."""
+    decays: dict[str, Array | float] = {}
+    for name, b in plan.buckets.items():
+        if options.weight_decay == 0 or not b.decays.any():
+            decays[name] = 0.0
+        elif b.decays.all():
+            decays[name] = options.weight_decay * w[name]
+        else:
+            factor = b.spread(devices.own(jnp.asarray(options.weight_decay * b.decays)))
+            decays[name] = factor * w[name]
+    return decays
+
+
+def _statistics(options: Options, g, usable, old: dict[str, Rows], step: Array):
     """Statistics per bucket and how many of each row's were kept, if this is a step for them."""
-    old = {name: rows["statistics"] for name, rows in own.old.items()}
+    before = {name: rows["statistics"] for name, rows in old.items()}
 
     def compute():
         pairs = {
-            name: preconditioner.statistics(own.g[name], old[name], options.beta2) for name in old
+            name: preconditioner.statistics(g[name], usable[name], before[name], options.beta2)
+            for name in g
         }
         return {k: s for k, (s, _) in pairs.items()}, {k: kept for k, (_, kept) in pairs.items()}
 
     def keep():
-        return old, {name: jnp.zeros(len(g)) for name, g in own.g.items()}
+        return before, {name: jnp.zeros(len(rows)) for name, rows in g.items()}
 
-    return _every(options.statistics_compute_steps, own.step, compute, keep)
+    return _every(options.statistics_compute_steps, step, compute, keep)
 
 
-def _roots(plan: Plan, options: Options, statistics: Any, own: _Own):
+def _roots(plan: Plan, options: Options, statistics, old: dict[str, Rows], step: Array):
     """Roots per bucket, and how many of each row's failed or had their ridge raised."""
-    old = {name: rows["roots"] for name, rows in own.old.items()}
+    before = {name: rows["roots"] for name, rows in old.items()}
     exponents = {name: options.exponent(len(b.block)) for name, b in plan.buckets.items()}
 
     def compute():
         return preconditioner.roots(
-            statistics, old, exponents, options.matrix_epsilon, options.relative_matrix_epsilon
+            statistics, before, exponents, options.matrix_epsilon, options.relative_matrix_epsilon
         )
 
     def keep():
-        zeros = {name: jnp.zeros(len(g)) for name, g in own.g.items()}
-        return old, zeros, dict(zeros)
+        zeros = {name: jnp.zeros(len(per_axis["0"])) for name, per_axis in before.items()}
+        return before, zeros, dict(zeros)
 
-    return _every(options.preconditioning_compute_steps, own.step, compute, keep)
-
-
-def _every(steps: int, count: Array, compute: Callable[[], Any], keep: Callable[[], Any]) -> Any:
-    return compute() if steps == 1 else lax.cond(count % steps == 0, compute, keep)
+    return _every(options.preconditioning_compute_steps, step, compute, keep)
 
 
-def _gather_columns(plan: Plan, columns: dict[str, Array], devices: Devices) -> dict[str, Array]:
-    """`[k, columns]` per bucket -> `{column: [n_1 + n_2 + ...]}` on all devices, in one gather."""
-    lengths = [len(columns[name]) for name in plan.buckets]
-    together = jnp.concatenate([columns[name] for name in plan.buckets])
-    together = devices.gather_all(together)
-    cuts = np.cumsum(lengths)[:-1]
-    parts = jnp.split(together, cuts, axis=1)
-    rows = [
-        part.reshape(-1, len(COLUMNS))[: b.n]
-        for part, b in zip(parts, plan.buckets.values(), strict=True)
-    ]
-    return dict(zip(COLUMNS, jnp.concatenate(rows).T, strict=True))
+def _every(steps: int, step: Array, compute: Callable[[], Any], keep: Callable[[], Any]) -> Any:
+    return compute() if steps == 1 else lax.cond(step % steps == 0, compute, keep)
 
 
-def _factors(plan: Plan, options: Options, report: dict[str, Array]):
-    """Returns `[n]` per bucket: what Shampoo's rows, and what LARS's layers, are multiplied with.
+def _if_finite(ok: Array, compute: Callable[[], Any], keep: Callable[[], Any]) -> Any:
+    """A conditional, not a select: what comes out of it is written to memory.
 
-    The first is NaN where Shampoo's rows have no usable length; the graft takes their place.
+    Else XLA would repeat the whole elementwise step in each of the hundreds of kernels that cut
+    the parameters' updates out of it, which doubles the time to compile.
     """
-    tensor = np.concatenate([b.tensor for b in plan.buckets.values()])
-    decays = np.concatenate([b.decays for b in plan.buckets.values()])
-    n_tensors = len(plan.preconditioned)
-
-    def of_tensors(norms: Array) -> Array:
-        largest = jax.ops.segment_max(norms, tensor, n_tensors)
-        scaled = norms / jnp.where(largest > 0, largest, 1.0)[tensor]
-        return largest * jnp.sqrt(jax.ops.segment_sum(scaled * scaled, tensor, n_tensors))
-
-    shampoo, graft = of_tensors(report["shampoo"]), of_tensors(report["graft"])
-    length = shampoo if options.graft_type == LayerwiseGrafting.NONE else graft
-    ratio = jnp.where(shampoo > 0, length / shampoo, jnp.nan)[tensor]
-    trust = jnp.ones_like(ratio)
-    if options.graft_type == LayerwiseGrafting.LARS:
-        g, w = of_tensors(report["gradient"]), of_tensors(report["weight"])
-        lengths = trust_ratio_of_norms(w, g, options.weight_decay, options.trust_coefficient)
-        trust = jnp.where(decays > 0, lengths[tensor], 1.0)
-    cuts = np.cumsum([b.n for b in plan.buckets.values()])[:-1]
-    pairs = zip(jnp.split(ratio, cuts), jnp.split(trust, cuts), strict=True)
-    return dict(zip(plan.buckets, pairs, strict=True))
+    return lax.cond(ok, compute, keep)
 
 
-def _steps(plan: Plan, options: Options, own: _Own, candidates, factors, devices: Devices):
-    """Returns per bucket the step (before the learning rate) and the new rows."""
-    steps, new = {}, {}
+def _elementwise(old: dict[str, Rows]) -> dict[str, Rows]:
+    """The rows without statistics and roots."""
+    apart = ("statistics", "roots")
+    return {name: {k: x for k, x in rows.items() if k not in apart} for name, rows in old.items()}
+
+
+def _steps(plan, options: Options, own: _Own, report, rate, step: Array, devices: Devices):
+    """Returns per bucket the step, and the new momenta (and accumulator)."""
+    if not plan.buckets:
+        return {}, {}
+    ratios = plan.split(_ratio(plan, options, report))
+    trusts = plan.split(_trust(plan, options, report))
+    steps, rows = {}, {}
     for name, b in plan.buckets.items():
-        c = candidates[name]
-        ratio, trust = (b.spread(devices.own(x)) for x in factors[name])
-        usable = jnp.isfinite(ratio)
-        direction = jnp.where(usable, c.shampoo * ratio, c.graft)
-        decay = options.weight_decay * b.spread(devices.own(jnp.asarray(b.decays))) * own.w[name]
-        shampoo, graft = direction + decay, c.graft + decay
+        ratio = b.spread(devices.own(ratios[name]))
+        direction = jnp.where(jnp.isfinite(ratio), own.shampoo[name] * ratio, own.graft[name])
+        shampoo, graft = direction + own.decay[name], own.graft[name] + own.decay[name]
         if options.graft_type == LayerwiseGrafting.LARS:
+            trust = b.spread(devices.own(trusts[name]))
             shampoo, graft = trust * shampoo, trust * graft
-        use = own.step >= options.start_preconditioning_step
-        rows: Rows = {}
-        after, rows["momentum"] = _momentum(options, own.old[name]["momentum"], shampoo)
-        before, rows["graft_momentum"] = _momentum(options, own.old[name]["graft_momentum"], graft)
-        steps[name] = jnp.where(use, after, before)
-        if c.accumulator is not None:
-            rows["accumulator"] = c.accumulator
-        new[name] = rows | {"statistics": c.statistics, "roots": c.roots}
-    return steps, new
+        after, momentum = _momentum(options, own.old[name]["momentum"], shampoo)
+        before, graft_momentum = _momentum(options, own.old[name]["graft_momentum"], graft)
+        use = step >= options.start_preconditioning_step
+        steps[name] = -rate * jnp.where(use, after, before)
+        rows[name] = {"momentum": momentum, "graft_momentum": graft_momentum}
+        rows[name] |= own.accumulator[name]
+    return steps, rows
+
+
+def _ratio(plan: Plan, options: Options, report: dict[str, Array]) -> Array:
+    """What every row of Shampoo's is multiplied with; NaN where its tensor has no usable length.
+
+    A length of 0, inf or NaN comes of gradients or roots at the ends of float32; the graft's own
+    direction is taken instead.
+    """
+    shampoo = plan.tensor_norms(report["shampoo"])
+    if options.graft_type == LayerwiseGrafting.NONE:
+        length = shampoo
+    else:
+        length = plan.tensor_norms(report.get("graft", report["gradient"]))
+    return jnp.where(shampoo > 0, length / shampoo, jnp.nan)
+
+
+def _trust(plan: Plan, options: Options, report: dict[str, Array]) -> Array:
+    """LARS's trust ratio of every row's tensor; 1 where there is no decay, or no LARS."""
+    if options.graft_type != LayerwiseGrafting.LARS:
+        return jnp.ones_like(report["gradient"])
+    decays = np.concatenate([b.decays for b in plan.buckets.values()])
+    g, w = plan.tensor_norms(report["gradient"]), plan.tensor_norms(report["weight"])
+    trust = trust_ratio_of_norms(w, g, options.weight_decay, options.trust_coefficient)
+    return jnp.where(decays > 0, trust, 1.0)
 
 
 def _momentum(options: Options, buffer: Array, u: Array) -> tuple[Array, Array]:
@@ -487,9 +437,9 @@ def _plain_step(options: Options, decays: bool, g: Array, old: Rows, w: Array):
             u = u * trust_ratio_of_norms(
                 norm(w), norm(g), options.weight_decay, options.trust_coefficient
             )
-    step, buffer = _momentum(options, old["graft_momentum"], u)
+    moved, buffer = _momentum(options, old["graft_momentum"], u)
     rows = {"graft_momentum": buffer}
-    return step, rows if accumulator is None else rows | {"accumulator": accumulator}
+    return moved, rows if accumulator is None else rows | {"accumulator": accumulator}
 
 
 def _replicated(plan: Plan, rows: dict[str, Owned], devices: Devices) -> bool:
