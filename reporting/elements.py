@@ -17,7 +17,8 @@ th, td { padding: .25rem .5rem; text-align: right; border-bottom: 1px solid #ddd
          vertical-align: top; }
 th, td { overflow-wrap: normal; } th { font-weight: 600; } td { white-space: nowrap; }
 th:first-child, td:first-child, .wrap { text-align: left; }
-td.wrap { white-space: normal; min-width: 14rem; }
+td:first-child { white-space: normal; min-width: 9rem; }
+td.wrap { white-space: normal; } td.wrap:not(:empty) { min-width: 12rem; }
 figure { margin: .8rem 0; } figure svg { width: 100%; height: auto; max-width: 46rem; }
 figcaption, .small { font-size: .85rem; color: #444; }
 li.shown { font-weight: 600; } ul { padding-left: 1.2rem; }

@@ -90,7 +90,7 @@ def accuracy_curves(rows: Sequence[Row]) -> str | None:
             ax.plot(steps, quartiles[1], dash, color=colour, label=label)
             ax.fill_between(steps, quartiles[0], quartiles[2], color=colour, alpha=0.2, linewidth=0)
         _target_line(ax, rows[0])
-        ax.legend(frameon=False, fontsize=8, loc="lower right")
+        ax.legend(frameon=False, fontsize=8, loc="best")
         return svg(figure)
 
 

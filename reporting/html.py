@@ -198,9 +198,11 @@ def origins(rows: Sequence[Row]) -> str:
         lines = [[field, *values] for field, values in differences]
         parts.append(table(("field", *(row.name for row in shown)), lines))
     known = [(row.name, provenance.origins(row)) for row in shown if row.first.kind == "run"]
-    lines = [[n, o["commit"], o["device"], o["versions"]] for n, o in known]
-    if lines:
-        parts.append(table(("recipe", "commit", "devices", "versions"), lines, wrap={2, 3}))
+    keys = ("fields", "commit", "device", "versions")
+    head = ("recipe", "unverified or assumed fields", "commit", "devices", "versions")
+    if known:
+        lines = [[name, *(origin[key] for key in keys)] for name, origin in known]
+        parts.append(table(head, lines, wrap={1, 3, 4}))
     return "".join(parts) if len(parts) > 1 else ""
 
 

@@ -25,12 +25,13 @@ def _text(value: Any) -> str:
 
 
 def origins(row: Row) -> dict[str, str]:
-    """Returns code, versions and devices of a row's runs; several if they differ among them."""
-    found: dict[str, list[str]] = {"commit": [], "device": [], "versions": []}
+    """Returns code, versions, devices, doubtful fields of a row; several if its runs differ."""
+    found: dict[str, list[str]] = {"commit": [], "device": [], "versions": [], "fields": []}
     for run in row.runs:
         device, versions = run.record.get("device"), run.record.get("versions")
         texts = {
-            "commit": str(run.record.get("git") or "not recorded"),
+            "commit": _commit(str(run.record.get("git") or "not recorded")),
+            "fields": "; ".join(f for f in run.flags if f.startswith(("unverified", "assumed"))),
             "device": _device(device) if isinstance(device, Mapping) else "not recorded",
             "versions": ", ".join(f"{k} {v}" for k, v in sorted(versions.items()))
             if isinstance(versions, Mapping)
@@ -40,6 +41,12 @@ def origins(row: Row) -> dict[str, str]:
             if text not in found[key]:
                 found[key].append(text)
     return {key: " | ".join(texts) for key, texts in found.items()}
+
+
+def _commit(text: str) -> str:
+    """Shortens a hash of 40 digits to 12; what follows it ("-dirty") stays."""
+    head, dash, rest = text.partition("-")
+    return (head[:12] if len(head) == 40 else head) + dash + rest
 
 
 def _device(device: Mapping[str, Any]) -> str:
