@@ -81,8 +81,9 @@ def _run(path: Path, log: Log, part: str) -> Run:
 def _record(
     path: Path, header: dict[str, Any], log: Log, found: Sequence[Evaluation], hit: int | None
 ) -> dict[str, Any]:
-    stop = log.first("run_stop")
+    start, stop = log.first("run_start"), log.first("run_stop")
     return {
+        "run_start_ms": start.time_ms if start else None,
         "folder": str(path.parent),
         "org": header.get("submission_org"),
         "platform": header.get("submission_platform"),

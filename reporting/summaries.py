@@ -138,7 +138,6 @@ def row_flags(row: Row) -> list[str]:
     if n_unmeasured:
         flags.append(f"B: {n_unmeasured} of {row.n} runs did not run the whole budget")
     if row.first.kind == "log":
-        flags += [
-            f"MLPerf rules: {problem}" for problem in mlperf_rules.check(row.runs)["problems"]
-        ]
+        rules = mlperf_rules.check(row.runs)
+        flags += [f"MLPerf rules: {text}" for text in rules["problems"] + rules["notes"]]
     return flags

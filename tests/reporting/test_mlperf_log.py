@@ -176,6 +176,21 @@ def test_a_set_of_runs_against_the_rules_has_no_score(change, words, tmp_path):
     assert all(row["mlperf"]["score_seconds"] is None for row in rows)
 
 
+def test_of_seven_runs_the_five_consecutive_ones_with_the_median_score_count(tmp_path):
+    (tmp_path / "resnet").mkdir()
+    seconds = (200.0, 210.0, 190.0, 205.0, 195.0, 150.0, 160.0)
+    for i, s in enumerate(seconds):
+        text = "\n".join(log_lines(SHAMPOO | {"seed": i}, PATH, s))
+        later = text.replace('"time_ms": 16213', f'"time_ms": {i}16213')
+        (tmp_path / "resnet" / f"result_{i}.txt").write_text(later)
+    assert report.main([str(tmp_path), f"--json={tmp_path / 'report.json'}"]) == 0
+    (row,) = json.loads((tmp_path / "report.json").read_text())["rows"]
+    # Windows: 190-210 -> 200; 150-210 without ends: (190 + 195 + 205) / 3; then 181.67: the median
+    # of 200, 196.67 and 181.67.
+    assert row["mlperf"]["score_seconds"] == pytest.approx((190 + 195 + 205) / 3)
+    assert any("7 runs" in flag for flag in row["flags"])
+
+
 def test_a_copied_log_is_counted_once(tmp_path, capsys):
     folder = write_shampoo(tmp_path / "resnet")
     (folder / "result_5.txt").write_bytes((folder / "result_0.txt").read_bytes())
