@@ -33,7 +33,7 @@ demo: $(INSTALLED)  ## LARS, Nesterov, Shampoo and SM3 x 10 seeds on digits, end
 	$(RUN) report.py results/demo --json=results/demo/report.json --html=results/demo/report.html
 
 test: $(INSTALLED)  ## the test suite
-	$(RUN) -m pytest -m "not slow and not tpu"
+	$(RUN) -m pytest -n 2 --dist=loadfile -m "not slow and not tpu"
 
 test-slow: $(INSTALLED)  ## the tests that take longer
 	$(RUN) -m pytest -m slow

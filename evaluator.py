@@ -26,24 +26,26 @@ class Evaluation:
         return self.n_correct / self.n_seen
 
 
-def evaluate(
+def count(
     eval_step: Callable[[Any, Mapping[str, Any]], Mapping[str, jax.Array]],
     state: Any,
     batches: Iterable[Mapping[str, Any]],
-    step: int,
-    n_examples: int,
-) -> Evaluation:
-    """Counts over all batches of all hosts.
+) -> list[Mapping[str, Any]]:
+    """Sums of every batch, over all devices of all hosts, on the host.
 
     Args:
       eval_step: returns n_correct, n_seen (int32) and loss_sum (float32), summed over the devices.
       batches: as `input_pipeline.eval_batches` gives them; padding is masked.
-      n_examples: of the evaluation split, over all hosts.
+    """
+    return jax.device_get([eval_step(state, batch) for batch in batches])
+
+
+def total(sums: Sequence[Mapping[str, Any]], step: int, n_examples: int) -> Evaluation:
+    """Adds the batches up.
 
     Raises:
-      RuntimeError: not every example was seen exactly once.
+      RuntimeError: not each of the split's `n_examples` was seen exactly once.
     """
-    sums = jax.device_get([eval_step(state, batch) for batch in batches])
     n_seen = sum(int(s["n_seen"]) for s in sums)
     if n_seen != n_examples:
         raise RuntimeError(f"evaluated {n_seen} of {n_examples} examples at step {step}")

@@ -33,6 +33,8 @@ class Record:
       init_seconds, train_seconds, eval_seconds: spent in this run, interruptions not counted.
       seconds_to_target: train and evaluation seconds up to the first hit, or None.
       bad_steps: consecutive steps up to now without a finite gradient and loss.
+      n_log_lines: lines of result.txt.
+      clock_began_ms, clock_seconds: wall clock at the first line, seconds since; see `Clock`.
     """
 
     curve: list[list[Any]] = dataclasses.field(default_factory=list)
@@ -43,6 +45,9 @@ class Record:
     eval_seconds: float = 0.0
     seconds_to_target: float | None = None
     bad_steps: int = 0
+    n_log_lines: int = 0
+    clock_began_ms: int | None = None
+    clock_seconds: float = 0.0
 
 
 class Journal:
@@ -54,21 +59,23 @@ class Journal:
         plan: Plan,
         folder: epath.Path,
         schedule: Callable[[int], Any],
+        record: Record,
     ):
         self.config, self.plan, self.folder, self.schedule = config, plan, folder, schedule
-        self.record = Record()
+        self.record = record
+        self.curve = [evaluator.Evaluation(*row) for row in record.curve]
         self.writes = jax.process_index() == 0
-        self.log = mlperf_log.open_log(folder / "result.txt") if self.writes else None
+        self.clock = mlperf_log.Clock(record.clock_began_ms, record.clock_seconds)
+        self.log = (
+            mlperf_log.open_log(folder / "result.txt", record.n_log_lines) if self.writes else None
+        )
         self.events = metric_writers.SummaryWriter(str(folder)) if self.writes else None
         self.waiting: list[Mapping[str, jax.Array]] = []  # metrics of steps not yet fetched
         self.since = time.monotonic()
         self.steps_timed, self.seconds_timed = 0, 0.0
-        if self.log:
-            mlperf_log.log_start(self.log, config, plan, jax.devices()[0].device_kind)
-
-    @property
-    def curve(self) -> list[evaluator.Evaluation]:
-        return [evaluator.Evaluation(*row) for row in self.record.curve]
+        if not record.n_log_lines:
+            for kind, key, value in mlperf_log.opening(config, plan, jax.devices()[0].device_kind):
+                self.event(kind, key, value)
 
     @property
     def steps_to_target(self) -> int | None:
@@ -80,15 +87,18 @@ class Journal:
 
     def event(self, kind: str, key: str, value: Any = None, **metadata: Any) -> None:
         """One :::MLLOG line; kind is start, end or event."""
+        self.record.n_log_lines += 1
         if self.log:
-            getattr(self.log, kind)(key=key, value=value, metadata=metadata or None)
+            write = getattr(self.log, kind)
+            write(key=key, value=value, metadata=metadata or None, time_ms=self.clock.now_ms())
 
     def start(self, init_seconds: float) -> None:
         """The clock starts: everything is compiled, no example has been read."""
+        if not self.record.init_seconds:
+            self.event("end", constants.INIT_STOP)
+            self.event("start", constants.RUN_START)
+            self._block("start", 0)
         self.record.init_seconds += init_seconds
-        self.event("end", constants.INIT_STOP)
-        self.event("start", constants.RUN_START)
-        self._block("start", 0)
         self.since = time.monotonic()
 
     def record_step(self, step: int, metrics: Mapping[str, jax.Array]) -> None:
@@ -107,6 +117,7 @@ class Journal:
         hit_before = self.steps_to_target is not None
         record.eval_seconds += time.monotonic() - self.since
         record.curve.append([point.step, point.n_correct, point.n_seen, point.loss])
+        self.curve.append(point)
         epoch = mlperf_log.epoch_of(point.step, self.plan)
         self._block("end", point.step)
         self.event("event", constants.EVAL_ACCURACY, point.accuracy, epoch_num=epoch)
@@ -127,9 +138,25 @@ class Journal:
         )
         self.since = time.monotonic()
 
-    def close(self) -> None:
-        """Ends the log: a run that never reached the target says so."""
-        if self.steps_to_target is None:
+    def has_evaluated(self, step: int) -> bool:
+        return any(point.step == step for point in self.curve)
+
+    def is_over(self, step: int) -> bool:
+        """Whether nothing is left to do after `step`."""
+        early = self.config.stop_at_target and self.steps_to_target is not None
+        return self.diverged or early or self.has_evaluated(self.plan.total_steps)
+
+    def as_record(self, step: int) -> dict[str, Any]:
+        """All that has happened up to `step`, for a checkpoint."""
+        self._fetch(step)
+        self.record.clock_began_ms = self.clock.began_ms
+        self.record.clock_seconds = self.clock.seconds()
+        return dataclasses.asdict(self.record)
+
+    def close(self, step: int) -> None:
+        """Writes what is left; a run that is over without the target says so in the log."""
+        self._fetch(step)
+        if self.is_over(step) and self.steps_to_target is None:
             self.event("end", constants.RUN_STOP, status=constants.ABORTED)
         self.write_files()
         if self.events:
@@ -149,6 +176,8 @@ class Journal:
             files.write_csv(self.folder / "metrics.csv", header, rows)
 
     def _fetch(self, step: int) -> None:
+        if not self.waiting:
+            return
         fetched = jax.device_get(self.waiting)  # the only transfer; waits for the last step
         self.waiting = []
         elapsed = time.monotonic() - self.since
@@ -179,9 +208,9 @@ class Journal:
     def _eta(self, step: int) -> datetime.timedelta:
         """From this process's own steps, so that a resumed run does not count restored ones."""
         seconds = (self.plan.total_steps - step) * self.seconds_timed / self.steps_timed
-        if self.record.curve:
+        if self.curve:
             ahead = sum(s >= step for s in self.plan.eval_steps)
-            seconds += ahead * self.record.eval_seconds / len(self.record.curve)
+            seconds += ahead * self.record.eval_seconds / len(self.curve)
         return datetime.timedelta(seconds=round(seconds))
 
     def _block(self, kind: str, step: int) -> None:

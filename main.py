@@ -2,7 +2,7 @@
 
     python main.py --config=configs/shampoo.py:readme --config.seed=3 --workdir=DIR
 
-Exit status: 0 done, 2 user error, 3 diverged.
+Exit status: 0 done, 2 user error, 3 diverged, 75 preempted (run it again), 130 interrupted.
 """
 
 import pathlib
@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from absl import flags
 
 from configs import command_line, plan
+from interruption import Preempted
 
-DONE, USER_ERROR, DIVERGED = 0, 2, 3
+DONE, USER_ERROR, DIVERGED, PREEMPTED, INTERRUPTED = 0, 2, 3, 75, 130
 
 
 def is_ours(error: ValueError) -> bool:
@@ -50,12 +51,15 @@ def main(argv: Sequence[str]) -> int:
             raise
         print(f"error: {e}", file=sys.stderr)
         return USER_ERROR
+    except Preempted as e:
+        print(e, file=sys.stderr)
+        return PREEMPTED
     print(
         f"{result.recipe} seed {result.seed}: {result.status}, "
         f"final accuracy {result.final_accuracy}, "
         f"steps to {result.target_accuracy:.4g}: {result.steps_to_target or 'not reached'}"
     )
-    return DIVERGED if result.status == "diverged" else DONE
+    return {"done": DONE, "diverged": DIVERGED, "aborted": INTERRUPTED}[result.status]
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ closed_resnet and its lars part; open: open_resnet).
 """
 
 import logging
+import time
 from typing import Any
 
 from etils import epath
@@ -15,10 +16,31 @@ from mlperf_logging.mllog.mllog import MLLogger
 from configs.plan import Plan
 
 
-def open_log(path: epath.Path) -> MLLogger:
-    """A logger of its own for each run; lines are appended, so a resumed run continues its file."""
+class Clock:
+    """Milliseconds since the epoch that only go forward and leave out what a run was not running.
+
+    The wall clock is read once, when the run begins; from then on seconds are counted by the
+    monotonic clock, and a resumed run counts on from its checkpoint.
+    """
+
+    def __init__(self, began_ms: int | None, seconds: float):
+        self.began_ms = time.time_ns() // 1_000_000 if began_ms is None else began_ms
+        self.origin = time.monotonic() - seconds
+
+    def seconds(self) -> float:
+        return time.monotonic() - self.origin
+
+    def now_ms(self) -> int:
+        return self.began_ms + round(1000 * self.seconds())
+
+
+def open_log(path: epath.Path, n_lines: int) -> MLLogger:
+    """A logger that continues a file after its first `n_lines`; later ones will be written anew."""
+    lines = path.read_text().splitlines(keepends=True)[:n_lines] if n_lines else []
+    stream = path.open("w")
+    stream.writelines(lines)
     logger = logging.Logger("mlperf", logging.INFO)
-    logger.addHandler(logging.StreamHandler(path.open("a")))
+    logger.addHandler(logging.StreamHandler(stream))
     return MLLogger(logger, root_dir=str(epath.Path(__file__).parent))
 
 
@@ -32,20 +54,18 @@ def epoch_of(step: int, plan: Plan) -> int:
     return round(step / plan.steps_per_data_epoch)
 
 
-def log_start(log: MLLogger, config: ConfigDict, plan: Plan, platform: str) -> None:
-    """What a submission says before init_start: who, what, and the hyperparameters."""
-    for key, value in {
-        constants.SUBMISSION_ORG: "independent reproduction",
-        constants.SUBMISSION_PLATFORM: platform,
-        constants.SUBMISSION_DIVISION: config.mlperf_division,
-        constants.SUBMISSION_STATUS: constants.RESEARCH,
-        constants.SUBMISSION_BENCHMARK: constants.RESNET,
-        constants.CACHE_CLEAR: True,
-    }.items():
-        log.event(key=key, value=value)
-    log.start(key=constants.INIT_START, value=None)
-    for key, value in hyperparameters(config, plan).items():
-        log.event(key=key, value=value)
+def opening(config: ConfigDict, plan: Plan, platform: str) -> list[tuple[str, str, Any]]:
+    """What a submission says first: (kind, key, value) of who, what, and the hyperparameters."""
+    return [
+        ("event", constants.SUBMISSION_ORG, "independent reproduction"),
+        ("event", constants.SUBMISSION_PLATFORM, platform),
+        ("event", constants.SUBMISSION_DIVISION, config.mlperf_division),
+        ("event", constants.SUBMISSION_STATUS, constants.RESEARCH),
+        ("event", constants.SUBMISSION_BENCHMARK, constants.RESNET),
+        ("event", constants.CACHE_CLEAR, True),
+        ("start", constants.INIT_START, None),
+        *(("event", key, value) for key, value in hyperparameters(config, plan).items()),
+    ]
 
 
 def hyperparameters(config: ConfigDict, plan: Plan) -> dict[str, Any]:

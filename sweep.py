@@ -17,6 +17,7 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import time
@@ -27,8 +28,10 @@ from collections.abc import Sequence
 import input_pipeline
 from configs import command_line, plan
 from input_pipeline import spec
+from interruption import Preempted
 
-DONE, FAILED, USER_ERROR = 0, 1, 2
+DONE, FAILED, USER_ERROR, PREEMPTED = 0, 1, 2, 75
+STOPPED = ("preempted", "aborted")  # statuses of a run that is to be continued
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +47,8 @@ class Run:
         return f"{self.recipe} seed {self.seed}"
 
     def is_complete(self) -> bool:
-        return (self.folder / "run.json").exists()
+        file = self.folder / "run.json"
+        return file.exists() and json.loads(file.read_text()).get("status") != "aborted"
 
 
 def prepare_data(name: str, data_dir: str) -> None:
@@ -101,10 +105,14 @@ def work(connection, cores: Sequence[int], overrides: Sequence[str]) -> None:
             try:
                 config = command_line.load(run.recipe, [*overrides, f"--config.seed={run.seed}"])
                 status = train.train_and_evaluate(config, str(run.folder)).status
+            except Preempted:
+                status = "preempted"
             except Exception as e:
                 traceback.print_exc()
                 status = f"crashed: {type(e).__name__}: {e}"
         connection.send(status)
+        if status in STOPPED:
+            sys.exit(PREEMPTED)
 
 
 # ---------------------------------------------------------------- in the sweep's process
@@ -182,6 +190,10 @@ def sweep(
         run, worker.run = worker.run, None
         assert run is not None
         manifest.write(run, status, tries[run])
+        if status in STOPPED:
+            tries[run] -= 1  # nobody's fault
+            waiting.appendleft(run)
+            return
         if status.startswith("crashed") and tries[run] < attempts:
             print(f"\n{run.name}: {status}; trying again", flush=True)
             waiting.append(run)
@@ -203,17 +215,28 @@ def sweep(
             if worker is None or worker.run is None or not worker.connection.poll():
                 continue
             try:
-                end(worker, worker.connection.recv())
+                status = worker.connection.recv()
             except EOFError:
                 worker.process.join()
-                end(worker, f"crashed: worker ended with {worker.process.exitcode}")
+                status = f"crashed: worker ended with {worker.process.exitcode}"
+            if status in STOPPED or not worker.process.is_alive():
+                worker.process.join()
                 workers[i] = None
+            end(worker, status)
     for worker in workers:
         if worker is not None:
             worker.connection.send(None)
             worker.process.join()
     print()
     return ended
+
+
+def stop_workers() -> None:
+    """Lets every worker save its run and end; the next call continues."""
+    for process in multiprocessing.active_children():
+        process.terminate()
+    for process in multiprocessing.active_children():
+        process.join()
 
 
 def show_progress(n: int, total: int, seconds: float, last: Run) -> None:
@@ -272,7 +295,13 @@ def main(argv: Sequence[str]) -> int:
         return USER_ERROR
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(options.out / ".compile_cache"))
     manifest = Manifest(options.out / "manifest.jsonl")
-    ended = sweep(runs, manifest, options.workers, options.attempts, overrides)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        ended = sweep(runs, manifest, options.workers, options.attempts, overrides)
+    except KeyboardInterrupt:
+        print("\nstopping: every worker saves its run; the same command continues", flush=True)
+        stop_workers()
+        return PREEMPTED
     return FAILED if any(s.startswith("crashed") for s in ended.values()) else DONE
 
 

@@ -12,13 +12,15 @@ import numpy as np
 from etils import epath
 from ml_collections import ConfigDict
 
+import checkpoint
 import evaluator
 import input_pipeline
 import optim
 import step as steps
 import workdir as files
 from configs import plan as plans
-from journal import Journal
+from interruption import Preempted, Signals
+from journal import Journal, Record
 from models.resnet import ResNet
 
 
@@ -30,7 +32,7 @@ class RunResult:
     optimizer: str
     dataset: str
     seed: int
-    status: str  # done | diverged
+    status: str  # done | diverged | aborted
     target_accuracy: float
     steps_to_target: int | None
     seconds_to_target: float | None
@@ -60,12 +62,12 @@ class Program:
 
 
 def build(config: ConfigDict, spec: input_pipeline.DatasetSpec) -> Program:
-    """Builds model, optimizer and steps; runs of one recipe in one process share them.
+    """Builds model, optimizer and steps; runs that differ in nothing else share them.
 
-    So a worker of a sweep compiles once for all its seeds.
+    So a worker of a sweep compiles once for all the seeds of a recipe.
     """
-    not_shared = ("seed", "recipe", "unverified", "assumed")
-    shared = {k: v for k, v in files.config_as_json(config).items() if k not in not_shared}
+    fields = ("model", "optimizer", "schedule", "total_steps", "label_smoothing")
+    shared = {field: files.config_as_json(config)[field] for field in fields}
     return _build(json.dumps(shared, sort_keys=True), spec)
 
 
@@ -102,10 +104,12 @@ def _build(config_json: str, spec: input_pipeline.DatasetSpec) -> Program:
 def train_and_evaluate(config: ConfigDict, workdir: str) -> RunResult:
     """Trains for config.total_steps, evaluates as planned, writes the run's files.
 
-    A workdir that holds the same config's complete run gives that run's result.
+    A workdir that holds the same config's complete run gives that run's result; one that holds a
+    part of it is continued from its last checkpoint, bit for bit as if nothing had happened.
 
     Raises:
       ValueError: a config, data set or workdir that cannot be used; nothing was written.
+      Preempted: SIGTERM came; the state was saved. (SIGINT gives a result `aborted`, saved too.)
       RuntimeError: an evaluation that did not count every example once.
     """
     began = time.monotonic()
@@ -131,39 +135,51 @@ def train_and_evaluate(config: ConfigDict, workdir: str) -> RunResult:
         "n_hosts": plan.n_hosts,
         "n_local_devices": jax.local_device_count(),
     }
-    initial = steps.init_state(program.model, program.tx, spec.image_shape, config.seed)
-    print(summary(config, plan, initial.params), flush=True)
-    journal = Journal(config, plan, folder, program.schedule)
     image = jax.ShapeDtypeStruct(spec.image_shape, config.dataset.image_dtype)
-    compile_steps(program, initial, plan, image)
-    state = steps.place(initial)
+    initial = steps.init_state(program.model, program.tx, spec.image_shape, config.seed)
+    checkpoints = checkpoint.open_checkpoints(folder, config.keep_checkpoints)
+    start, record = checkpoint.restore_latest(checkpoints, initial) or (initial, {})
+    step = int(start.step)
+    print(summary(config, plan, initial.params, step), flush=True)
+    journal = Journal(config, plan, folder, program.schedule, Record(**record))
+    every = config.checkpoint_every_steps
     batches = input_pipeline.train_batches(
         dataset,
         seed=config.seed,
         global_batch_size=plan.global_batch_size,
-        first_step=0,
+        first_step=step,
         **here,
     )
 
-    journal.start(init_seconds=time.monotonic() - began)
-    for step, batch in zip(range(1, plan.total_steps + 1), batches, strict=False):
-        state, metrics = program.train_step(state, batch)
-        journal.record_step(step, metrics)
-        if journal.diverged:
-            break
-        if step in plan.eval_steps:
-            eval_batches = input_pipeline.eval_batches(
-                dataset, device_batch_size=plan.device_eval_batch_size, **here
-            )
-            journal.record_evaluation(
-                evaluator.evaluate(
-                    program.eval_step, state, eval_batches, step, plan.n_eval_examples
+    with Signals() as signals:
+        compile_steps(program, initial, plan, image)
+        state = steps.place(start)
+        journal.start(init_seconds=time.monotonic() - began)
+        while True:
+            if step in plan.eval_steps and not journal.has_evaluated(step):
+                eval_batches = input_pipeline.eval_batches(
+                    dataset, device_batch_size=plan.device_eval_batch_size, **here
                 )
-            )
-            if config.stop_at_target and journal.steps_to_target:
+                sums = evaluator.count(program.eval_step, state, signals.while_quiet(eval_batches))
+                if not signals.noted:
+                    journal.record_evaluation(evaluator.total(sums, step, plan.n_eval_examples))
+            if journal.is_over(step):
                 break
-    journal.close()
-    result = result_of(config, plan, journal)
+            stop = signals.noted or signals.received()
+            if stop or (every and step % every == 0):
+                checkpoint.save(checkpoints, step, state, journal.as_record(step))
+            if stop:
+                break
+            state, metrics = program.train_step(state, next(batches))
+            step += 1
+            journal.record_step(step, metrics)
+    if every and journal.is_over(step) and not journal.diverged:
+        checkpoint.save(checkpoints, step, state, journal.as_record(step))
+    checkpoints.close()
+    journal.close(step)
+    if not journal.is_over(step) and not signals.by_user:
+        raise Preempted(step)
+    result = result_of(config, plan, journal, aborted=not journal.is_over(step))
     files.write_json(folder / "run.json", dataclasses.asdict(result))
     return result
 
@@ -189,7 +205,7 @@ def compile_steps(
     jax.block_until_ready(program.eval_step(state, blank(plan.device_eval_batch_size)))
 
 
-def summary(config: ConfigDict, plan: plans.Plan, params: Any) -> str:
+def summary(config: ConfigDict, plan: plans.Plan, params: Any, first_step: int) -> str:
     """What is about to run, on one screen."""
     devices = jax.devices()
     weights = [x.size for x in jax.tree.leaves(params)]
@@ -207,13 +223,15 @@ def summary(config: ConfigDict, plan: plans.Plan, params: Any) -> str:
         f"devices     {len(devices)} x {devices[0].device_kind} on {plan.n_hosts} host(s), "
         f"{plan.device_batch_size} examples each",
     ]
+    if first_step:
+        lines.append(f"continued   from the checkpoint of step {first_step}")
     for word in ("unverified", "assumed"):
         if config[word]:
             lines.append(f"{word:<11} {', '.join(config[word])}")
     return "\n".join(lines)
 
 
-def result_of(config: ConfigDict, plan: plans.Plan, journal: Journal) -> RunResult:
+def result_of(config: ConfigDict, plan: plans.Plan, journal: Journal, aborted: bool) -> RunResult:
     """The run's verdict and provenance."""
     record, devices = journal.record, jax.devices()
     accuracies = [point.accuracy for point in journal.curve]
@@ -222,7 +240,7 @@ def result_of(config: ConfigDict, plan: plans.Plan, journal: Journal) -> RunResu
         optimizer=config.optimizer.name,
         dataset=config.dataset.name,
         seed=config.seed,
-        status="diverged" if journal.diverged else "done",
+        status="aborted" if aborted else "diverged" if journal.diverged else "done",
         target_accuracy=config.target_accuracy,
         steps_to_target=journal.steps_to_target,
         seconds_to_target=record.seconds_to_target,

@@ -68,7 +68,8 @@ def claim(workdir: epath.Path, config: ConfigDict) -> Mapping[str, Any] | None:
                     "give another workdir, or remove this one"
                 )
             if run_file.exists():
-                return json.loads(run_file.read_text())
+                run = json.loads(run_file.read_text())
+                return None if run["status"] == "aborted" else run
         else:
             workdir.mkdir(parents=True, exist_ok=True)
             write_json(config_file, wanted)

@@ -65,9 +65,12 @@ def validate(config: ConfigDict) -> None:
         "eval_every_steps",
         "log_every_steps",
         "device_eval_batch_size",
+        "keep_checkpoints",
         "max_consecutive_skips",
     ):
         positive_integer(field, config[field])
+    every = config.checkpoint_every_steps
+    check("checkpoint_every_steps", isinstance(every, int) and every >= 0, "needs 0 or a count")
     for field in ("width", "stem_kernel_size", "stem_stride"):
         positive_integer(f"model.{field}", config.model[field])
     check(

@@ -28,10 +28,14 @@ def batches(labels, size):
         }
 
 
+def evaluate(state, batches, step, n_examples, eval_step=counting_step):
+    return evaluator.total(evaluator.count(eval_step, state, batches), step, n_examples)
+
+
 @pytest.mark.parametrize("size", [1, 3, 7, 10, 64])
 def test_every_example_counts_once_whatever_the_batch(size):
     labels = [0, 1, 2, 0, 1, 2, 0, 1, 2, 0]
-    got = evaluator.evaluate(counting_step, {0, 1}, batches(labels, size), 5, n_examples=10)
+    got = evaluate({0, 1}, batches(labels, size), 5, n_examples=10)
     assert got == Evaluation(step=5, n_correct=7, n_seen=10, loss=0.5)
     assert got.accuracy == 0.7
 
@@ -39,13 +43,13 @@ def test_every_example_counts_once_whatever_the_batch(size):
 @pytest.mark.parametrize("n_examples", [9, 11])
 def test_a_miscount_is_an_error(n_examples):
     with pytest.raises(RuntimeError, match=f"evaluated 10 of {n_examples} examples at step 5"):
-        evaluator.evaluate(counting_step, {0}, batches([0] * 10, 4), 5, n_examples=n_examples)
+        evaluate({0}, batches([0] * 10, 4), 5, n_examples=n_examples)
 
 
 def test_counts_beyond_what_float32_can_count():
     n = 2**24 + 1
     big = iter([{"n_correct": np.int32(n), "n_seen": np.int32(n), "loss_sum": np.float32(0)}])
-    got = evaluator.evaluate(lambda _, b: b, None, big, 1, n_examples=n)
+    got = evaluate(None, big, 1, n_examples=n, eval_step=lambda _, b: b)
     assert (got.n_correct, got.n_seen) == (n, n)
 
 

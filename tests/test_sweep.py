@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import sys
 
 import pytest
 
@@ -16,6 +17,10 @@ def stand_in(connection, cores, overrides):
         if run.seed == 1 and not mark.exists():
             mark.touch()
             os._exit(9)
+        if run.seed == 6 and not mark.exists():
+            mark.touch()
+            connection.send("preempted")
+            sys.exit(75)
         if run.seed == 2:
             connection.send("crashed: ValueError: always")
             continue
@@ -53,6 +58,17 @@ def test_every_run_ends_and_none_is_dropped(swept):
     assert last["a:x", 2]["attempt"] == 2
 
 
+def test_a_preempted_run_is_continued_and_that_is_no_attempt(swept):
+    ended, lines, _ = swept(["a:x"], [6], n_workers=1, attempts=1)
+    assert ended == {("a:x", 6): "done"}
+    assert [(x["status"], x["attempt"]) for x in lines] == [
+        ("started", 1),
+        ("preempted", 1),
+        ("started", 1),
+        ("done", 1),
+    ]
+
+
 def test_a_second_call_runs_only_what_is_not_complete(swept, tmp_path):
     swept(["a:x"], [0, 4])
     first = (tmp_path / "a:x/seed_0000/run.json").read_text()
@@ -63,7 +79,7 @@ def test_a_second_call_runs_only_what_is_not_complete(swept, tmp_path):
 
 
 def test_a_worker_stays_with_its_recipe(swept, tmp_path):
-    swept(["a:x", "b:x"], [0, 4, 5, 6], n_workers=2)
+    swept(["a:x", "b:x"], [0, 4, 5, 7], n_workers=2)
     pids = [
         {json.loads(p.read_text())["pid"] for p in (tmp_path / r).glob("*/run.json")}
         for r in ("a:x", "b:x")

@@ -2,12 +2,19 @@
 
 import csv
 import json
+import os
+import signal
 
+import jax
+import numpy as np
 import pytest
+from etils import epath
 
+import checkpoint
 import evaluator
 import train
 from configs import command_line
+from interruption import Preempted
 
 RUN_JSON = {  # the contract's keys
     "recipe": str,
@@ -54,6 +61,10 @@ def config(data_dir):
         return command_line.load("nesterov:smoke", [*TINY, data, *overrides])
 
     return load
+
+
+def contents(folder):
+    return {p.relative_to(folder): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
 def rows(path):
@@ -127,21 +138,21 @@ def test_divergence_is_a_result(config, tmp_path):
 
 def test_complete_run_is_not_run_again(config, tmp_path, monkeypatch):
     first = train.train_and_evaluate(config(), str(tmp_path))
-    before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
-    monkeypatch.setattr(evaluator, "evaluate", None)  # were anything run, this would fail
+    before = contents(tmp_path)
+    monkeypatch.setattr(evaluator, "count", None)  # were anything run, this would fail
     again = train.train_and_evaluate(config(), str(tmp_path))
     assert again.final_accuracy == first.final_accuracy
-    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
+    assert contents(tmp_path) == before
 
 
 def test_workdir_of_another_config_is_refused(config, tmp_path):
     train.train_and_evaluate(config(), str(tmp_path))
-    before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
+    before = contents(tmp_path)
     with pytest.raises(
         ValueError, match=r"another config \(optimizer.momentum=0.9 there, 0.5 now\)"
     ):
         train.train_and_evaluate(config("--config.optimizer.momentum=0.5"), str(tmp_path))
-    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
+    assert contents(tmp_path) == before
 
 
 def test_seeds_of_a_recipe_share_one_program(config):
@@ -149,3 +160,125 @@ def test_seeds_of_a_recipe_share_one_program(config):
     one, other = (train.build(config(f"--config.seed={s}"), spec) for s in (1, 2))
     assert one is other
     assert train.build(config("--config.optimizer.momentum=0.5"), spec) is not one
+
+
+# ------------------------------------------------------------- interruption and resumption
+
+
+def signal_at(monkeypatch, name, n, number=signal.SIGTERM):
+    """Sends this process a signal before the n-th batch of train_batches or eval_batches."""
+    original = getattr(train.input_pipeline, name)
+    seen = iter(range(1, 10**6))
+
+    def watched(*args, **options):
+        for batch in original(*args, **options):
+            if next(seen) == n:
+                os.kill(os.getpid(), number)
+            yield batch
+
+    monkeypatch.setattr(train.input_pipeline, name, watched)
+
+
+OPTIMIZERS = {
+    "nesterov:smoke": (),
+    "shampoo:smoke": ("--config.optimizer.start_preconditioning_step=1",),
+}
+
+
+@pytest.fixture(scope="module", params=OPTIMIZERS)
+def undisturbed(request, data_dir, tmp_path_factory):
+    def load(*overrides):
+        more = (f"--config.dataset.data_dir={data_dir}", *OPTIMIZERS[request.param])
+        checkpoints = "--config.checkpoint_every_steps=2"
+        return command_line.load(request.param, [*TINY, *more, checkpoints, *overrides])
+
+    folder = tmp_path_factory.mktemp("undisturbed")
+    train.train_and_evaluate(load(), str(folder))
+    return load, folder
+
+
+@pytest.mark.parametrize(
+    ("name", "n", "resumed_from"),
+    [
+        ("train_batches", 1, 1),  # in the first step
+        ("train_batches", 4, 4),
+        ("eval_batches", 1, 2),  # in the first evaluation
+        ("eval_batches", 3, 5),  # in the last one
+    ],
+)
+def test_preempted_and_resumed_is_undisturbed(
+    undisturbed, tmp_path, monkeypatch, capsys, name, n, resumed_from
+):
+    load, reference = undisturbed
+    with monkeypatch.context() as patch:
+        signal_at(patch, name, n)
+        with pytest.raises(Preempted) as caught:
+            train.train_and_evaluate(load(), str(tmp_path))
+    assert caught.value.step == resumed_from
+    assert not (tmp_path / "run.json").exists()
+    result = train.train_and_evaluate(load(), str(tmp_path))
+    assert f"from the checkpoint of step {resumed_from}" in capsys.readouterr().out
+    assert result.status == "done"
+    assert (tmp_path / "curve.csv").read_bytes() == (reference / "curve.csv").read_bytes()
+    assert state_of(tmp_path) == state_of(reference)
+
+    def keys(folder):
+        lines = (folder / "result.txt").read_text().splitlines()
+        events = [json.loads(line.removeprefix(":::MLLOG ")) for line in lines]
+        times = [e["time_ms"] for e in events]
+        assert times == sorted(times)
+        return [(e["key"], e["value"]) for e in events]
+
+    assert keys(tmp_path) == keys(reference)
+
+
+def state_of(folder):
+    """The bytes of the last checkpoint's arrays."""
+    with checkpoint.open_checkpoints(epath.Path(folder), keep=3) as checkpoints:
+        step = checkpoints.latest_step()
+        restored = checkpoints.restore(
+            step, args=checkpoint.ocp.args.Composite(state=checkpoint.ocp.args.StandardRestore())
+        )
+    leaves = jax.tree_util.tree_leaves_with_path(restored["state"])
+    return step, {jax.tree_util.keystr(path): np.asarray(x).tobytes() for path, x in leaves}
+
+
+def test_corrupted_checkpoint_falls_back_to_the_one_before(
+    undisturbed, tmp_path, monkeypatch, capsys
+):
+    load, reference = undisturbed
+    with monkeypatch.context() as patch:
+        signal_at(patch, "train_batches", 5)
+        with pytest.raises(Preempted):
+            train.train_and_evaluate(load(), str(tmp_path))
+    for file in (tmp_path / "checkpoints" / "5" / "state").rglob("d/*"):
+        file.write_bytes(b"damaged")
+    train.train_and_evaluate(load(), str(tmp_path))
+    out = capsys.readouterr().out
+    assert "checkpoint of step 5 cannot be read" in out
+    assert "from the checkpoint of step 4" in out
+    assert (tmp_path / "curve.csv").read_bytes() == (reference / "curve.csv").read_bytes()
+
+
+def test_the_users_interruption_is_a_result_and_can_be_continued(
+    undisturbed, tmp_path, monkeypatch
+):
+    load, reference = undisturbed
+    with monkeypatch.context() as patch:
+        signal_at(patch, "train_batches", 3, signal.SIGINT)
+        assert train.train_and_evaluate(load(), str(tmp_path)).status == "aborted"
+    assert train.train_and_evaluate(load(), str(tmp_path)).status == "done"
+    assert (tmp_path / "curve.csv").read_bytes() == (reference / "curve.csv").read_bytes()
+
+
+def test_checkpoint_of_another_dtype_is_refused(undisturbed):
+    load, reference = undisturbed
+    config = load()
+    spec = train.input_pipeline.describe(**config.dataset.to_dict())
+    program = train.build(config, spec)
+    template = train.steps.init_state(program.model, program.tx, spec.image_shape, 0)
+    half = jax.tree.map(lambda x: x.astype("bfloat16"), template.batch_stats)
+    other = train.steps.replace(template, batch_stats=half)
+    words = pytest.raises(TypeError, match=r"batch_stats.* is float32, not bfloat16")
+    with checkpoint.open_checkpoints(epath.Path(reference), keep=3) as checkpoints, words:
+        checkpoint.restore_latest(checkpoints, other)
