@@ -14,8 +14,9 @@ SHAMPOO_LAST = (0.75946, 0.76134, 0.76024, 0.75968, 0.76022)
 SHAMPOO_SECONDS = (209.315, 198.246, 199.836, 196.340, 199.201)
 SHAMPOO = {
     "submission_org": "Google", "submission_platform": "tpu-v4-256",
-    "submission_division": "open", "submission_benchmark": "resnet", "train_samples": 1281167,
-    "eval_samples": 50000, "global_batch_size": 32768, "opt_name": "distributed shampoo",
+    "submission_division": "open", "submission_benchmark": "resnet",
+    "submission_status": "research", "train_samples": 1281167, "eval_samples": 50000,
+    "global_batch_size": 32768, "opt_name": "distributed shampoo",
     "shampoo_opt_learning_rate_warmup_epochs": 5,
     "shampoo_opt_learning_rate_train_steps": 1727.0,
     "shampoo_opt_learning_rate_decay_steps": 1531.75,
@@ -41,13 +42,17 @@ def log_lines(
     n = len(accuracies)
     block_epochs = [4] * n if block_epochs is None else block_epochs
     epochs = [sum(block_epochs[: i + 1]) for i in range(n)] if epochs is None else epochs
-    lines = [line("init_start"), *(line(k, v) for k, v in header.items()), line("init_stop")]
+    lines = [line("cache_clear", True), line("init_start")]
+    lines += [*(line(k, v) for k, v in header.items()), line("init_stop")]
     lines.append(line("run_start"))
     for i, accuracy in enumerate(accuracies):
         now = START_MS + 1000 * seconds * (i + 1) / n
         if i < n_blocks:
-            lines.append(line("block_start", epoch_count=block_epochs[i]))
+            block = {"first_epoch_num": 1 + sum(block_epochs[:i]), "epoch_count": block_epochs[i]}
+            lines.append(line("block_start", **block))
         lines.append(line("eval_accuracy", accuracy, now, epoch_num=epochs[i]))
+        if i < n_blocks:
+            lines.append(line("block_stop", None, now, **block))
     return [*lines, line("run_stop", None, START_MS + 1000 * seconds, status=status)]
 
 

@@ -93,7 +93,7 @@ def test_floored_epoch_numbers_do_not_matter(tmp_path):
 
 def test_noise_prefixes_dicts_texts_and_missing_namespaces_are_read(tmp_path):
     lines = log_lines(SHAMPOO, PATH, 200.0)
-    lines[-2] = line("eval_accuracy", {"accuracy": "0.76", "epoch_num": 44})
+    lines[-3] = line("eval_accuracy", {"accuracy": "0.76", "epoch_num": 44})
     noisy = [text for good in lines for text in ("x" * 10_000, f"12: [rank 0] {good} trailing")]
     (run,) = read_log(write(tmp_path, noisy))
     assert (run.steps_to_target, run.seconds_to_target, run.last_accuracy) == (1727, 200.0, 0.76)
@@ -181,7 +181,7 @@ def test_of_seven_runs_the_five_consecutive_ones_with_the_median_score_count(tmp
     seconds = (200.0, 210.0, 190.0, 205.0, 195.0, 150.0, 160.0)
     for i, s in enumerate(seconds):
         text = "\n".join(log_lines(SHAMPOO | {"seed": i}, PATH, s))
-        later = text.replace('"time_ms": 16213', f'"time_ms": {i}16213')
+        later = text.replace('"time_ms": 16213', f'"time_ms": {i + 1}16213')
         (tmp_path / "resnet" / f"result_{i}.txt").write_text(later)
     assert report.main([str(tmp_path), f"--json={tmp_path / 'report.json'}"]) == 0
     (row,) = json.loads((tmp_path / "report.json").read_text())["rows"]

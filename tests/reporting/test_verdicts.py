@@ -210,6 +210,17 @@ def test_the_published_claim_of_759_at_1729_steps(low, high, reaches, tmp_path):
     assert row["published"]["steps"] == row["total_steps"] == 1729
 
 
+@pytest.mark.parametrize(
+    "other", [{"dataset": "digits"}, {"global_batch_size": 65_536}, {"optimizer": "lars"}]
+)
+def test_a_published_value_stands_beside_its_own_task_alone(other, tmp_path):
+    task = {"dataset": "imagenet2012", "global_batch_size": 32_768}
+    write_run(tmp_path, "shampoo:readme", 0, (900,), record=task | other)
+    found = report_on(tmp_path)
+    assert found["rows"][0]["published"] is None
+    assert all(entry["here"] == "not run" for entry in found["published"])
+
+
 @pytest.mark.parametrize(("spread", "hedged"), [(1, False), (4, True)])
 def test_a_claim_near_the_target_is_hedged_by_its_interval(spread, hedged, tmp_path):
     """Medians of .972, quartiles one or four examples away: only the second spans the target."""
