@@ -1,0 +1,125 @@
+"""LARS, Nesterov and SM3 against float64 transcriptions of the published formulas."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import reference
+
+from optim import lars, nesterov, sm3
+
+RATES = (1.0, 1.0, 0.1, 0.5)
+
+
+def schedule(step):
+    return jnp.asarray(RATES)[step]
+
+
+def trajectory(tx, w, grads):
+    params, state = jax.tree.map(jnp.asarray, w), tx.init(w)
+    for g in grads:
+        updates, state = jax.jit(tx.update)(g, state, params)
+        params = optax.apply_updates(params, updates)
+    return params
+
+
+def layer(seed=0, shape=(5, 4)):
+    r = np.random.default_rng(seed)
+    w = {"kernel": r.normal(size=shape), "bias": r.normal(size=shape[-1:])}
+    grads = [{k: r.normal(size=x.shape) * 0.1 for k, x in w.items()} for _ in RATES]
+    return jax.tree.map(np.float32, w), jax.tree.map(np.float32, grads)
+
+
+@pytest.mark.parametrize("form", lars.FORMS)
+def test_lars_equals_its_transcription_in_both_forms(form):
+    w, grads = layer()
+    tx = lars.lars(schedule, momentum=0.9, weight_decay=0.05, trust_coefficient=0.1, form=form)
+    kernel, m = np.float64(w["kernel"]), 0.0
+    bias, m_bias = np.float64(w["bias"]), 0.0
+    for rate, g in zip(RATES, grads, strict=True):
+        kernel, m = reference.lars_weight(kernel, m, g["kernel"], rate, 0.9, 0.05, 0.1)
+        m_bias = 0.9 * m_bias + g["bias"] * (rate if form == "tf" else 1.0)
+        bias = bias - m_bias * (1.0 if form == "tf" else rate)
+    got = trajectory(tx, w, grads)
+    np.testing.assert_allclose(got["kernel"], kernel, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(got["bias"], bias, rtol=1e-6, atol=1e-6)
+
+
+def test_lars_divides_by_the_sum_of_norms():
+    w = {"kernel": np.float32([[3.0, 4.0]])}
+    g = {"kernel": np.float32([[-0.3, 0.4]])}
+    tx = lars.lars(1.0, momentum=0.0, weight_decay=0.1, trust_coefficient=0.001)
+    update, _ = tx.update(g, tx.init(w), w)
+    trust = 0.001 * 5 / (0.5 + 0.1 * 5)  # optax.lars would have 0.001 * 5 / |g + 0.1 w|
+    np.testing.assert_allclose(update["kernel"], [[-trust * 0.0, -trust * 0.8]], atol=1e-9)
+
+
+@pytest.mark.parametrize(("w", "g"), [(0.0, 2.0), (3.0, 0.0)])
+def test_lars_takes_ratio_one_where_a_norm_is_zero(w, g):
+    w, g = {"kernel": jnp.full((2, 2), w)}, {"kernel": jnp.full((2, 2), g)}
+    tx = lars.lars(0.5, momentum=0.9, weight_decay=0.01)
+    update, _ = tx.update(g, tx.init(w), w)
+    np.testing.assert_allclose(update["kernel"], -0.5 * (g["kernel"] + 0.01 * w["kernel"]))
+
+
+def test_lars_ratio_survives_gradients_whose_squares_underflow():
+    w, g = {"kernel": jnp.ones((2, 2))}, {"kernel": jnp.full((2, 2), 1e-25)}
+    update, _ = (tx := lars.lars(1.0, momentum=0.0)).update(g, tx.init(w), w)
+    np.testing.assert_allclose(update["kernel"], -0.001 * np.ones((2, 2)), rtol=1e-5)
+
+
+def test_nesterov_equals_optax_and_decays_matrices_only():
+    w, grads = layer()
+    got = trajectory(nesterov.nesterov(schedule, momentum=0.9, weight_decay=0.01), w, grads)
+    matrices = {"kernel": True, "bias": False}
+    theirs = optax.chain(
+        optax.add_decayed_weights(0.01, matrices), optax.sgd(schedule, 0.9, nesterov=True)
+    )
+    wanted = trajectory(theirs, w, grads)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6), got, wanted)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (6,), (4, 3), (2, 3, 4), (2, 1, 3, 2)])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_sm3_equals_its_transcription_at_every_rank(shape, momentum):
+    r = np.random.default_rng(1)
+    w = {"w": r.normal(size=shape).astype(np.float32)}
+    grads = [{"w": np.float32(r.normal(size=shape))} for _ in range(4)]
+    theirs = reference.SM3(w["w"], 0.1, momentum)
+    for g in grads:
+        theirs.update(g["w"])
+    got = trajectory(sm3.sm3(lambda _: 0.1, momentum=momentum), w, grads)
+    np.testing.assert_allclose(got["w"], theirs.w, rtol=1e-6, atol=1e-6)
+
+
+def test_sm3_scale_constant_is_the_published_one():
+    g = {"w": jnp.float32([0.0, 1e-12])}
+    update, _ = (tx := sm3.sm3(1.0, momentum=0.0)).update(g, tx.init(g), g)
+    np.testing.assert_allclose(update["w"], [0.0, -1.0], rtol=1e-5)  # 1e-8 would give -1e-4
+
+
+def test_sm3_keeps_one_vector_per_dimension_and_momentum_only_if_used():
+    w = {"w": jnp.zeros((30, 20, 10))}
+    assert sum(x.size for x in jax.tree.leaves(sm3.sm3(0.1, momentum=0.0).init(w))) == 1 + 60
+    assert sum(x.size for x in jax.tree.leaves(sm3.sm3(0.1, momentum=0.5).init(w))) == 6061
+
+
+@pytest.mark.parametrize("shape", [(7,), (7, 3), (7, 2, 3)])
+def test_sparse_sm3_sums_duplicates_and_touches_only_their_rows(shape):
+    r = np.random.default_rng(2)
+    w = jnp.asarray(r.normal(size=shape), jnp.float32)
+    indices, rows = np.array([4, 1, 4, 6]), np.float32(r.normal(size=(4, *shape[1:])))
+    accumulators, total = sm3.init_accumulators(w), np.zeros(shape[0] if len(shape) > 1 else shape)
+    wanted = np.float64(w)
+    update = jax.jit(sm3.sparse_update)
+    for _ in range(2):
+        for i in (1, 4, 6):
+            g = rows[indices == i].sum(0, dtype=np.float64)
+            past = total[i] + g**2
+            wanted[i] -= 0.1 * g / np.sqrt(past + 1e-30)
+            total[i] = np.max(past)
+        accumulators, w = update(accumulators, w, indices, rows, 0.1)
+    np.testing.assert_allclose(w, wanted, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(accumulators[0], total, rtol=1e-6)
+    assert all(not np.any(a) for a in accumulators[1:])
