@@ -11,7 +11,7 @@ from optim.inverse_root import inverse_pth_root
 
 HIGHEST = lax.Precision.HIGHEST
 LARGEST_TRACE = 1e38
-PADDING = 0.05  # of the work on roots
+PADDING, SMALL = 0.05, 128**3  # of the work on roots; n d^3 that is not worth a compilation
 PerAxis = dict[str, Array]  # "0": [k, d_0, d_0], "1": [k, d_1, d_1], ...
 
 
@@ -97,7 +97,7 @@ def join_sizes(counts: Mapping[tuple[int, int], int]) -> dict[tuple[int, int], l
     """Lets small matrices join the batch of the next size where that is nearly free.
 
     Every batch costs seconds of compilation. From small to large, a size joins the next one of
-    the same exponent while the padding adds at most PADDING of the whole work.
+    the same exponent while the padding adds at most PADDING of the whole work, or SMALL.
 
     Args:
       counts: {(exponent, size): number of matrices}.
@@ -105,7 +105,7 @@ def join_sizes(counts: Mapping[tuple[int, int], int]) -> dict[tuple[int, int], l
     Returns:
       {(exponent, size of the batch): sizes in it}.
     """
-    allowed = PADDING * sum(n * d**3 for (_, d), n in counts.items())
+    allowed = max(SMALL, PADDING * sum(n * d**3 for (_, d), n in counts.items()))
     batches: dict[tuple[int, int], list[int]] = {}
     for p in sorted({p for p, _ in counts}):
         sizes = sorted(d for q, d in counts if q == p)
