@@ -237,7 +237,7 @@ def result_of(config: ConfigDict, plan: plans.Plan, journal: Journal, aborted: b
     accuracies = [point.accuracy for point in journal.curve]
     return RunResult(
         recipe=config.recipe,
-        optimizer=config.optimizer.name,
+        optimizer=config.recipe.partition(":")[0],
         dataset=config.dataset.name,
         seed=config.seed,
         status="aborted" if aborted else "diverged" if journal.diverged else "done",

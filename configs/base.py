@@ -127,9 +127,16 @@ def smoke() -> ConfigDict:
 
 
 def select(
-    optimizer: str, variants: Mapping[str, Callable[[], ConfigDict]], variant: str
+    optimizer: str,
+    variants: Mapping[str, Callable[[], ConfigDict]],
+    variant: str,
+    name: str | None = None,
 ) -> ConfigDict:
     """Returns the recipe `optimizer:variant`, its fields fixed (only values can be overridden).
+
+    Args:
+      optimizer: what recipes and reports call it, the name of the recipe's file.
+      name: `package.module:factory` where it is not one of `optim.BUILDERS`.
 
     Raises:
       ValueError: an unknown variant; the message lists the known ones.
@@ -140,5 +147,5 @@ def select(
         )
     config = variants[variant]()
     config.recipe = f"{optimizer}:{variant}"
-    config.optimizer.name = optimizer
+    config.optimizer.name = name or optimizer
     return config.lock()

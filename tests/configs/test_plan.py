@@ -53,7 +53,6 @@ def test_v1_decay_steps_are_the_logged_ones():
         (["--config.model.stage_sizes=()"], ["stage_sizes"]),
         (["--config.optimizer.momentum=1.5"], ["optimizer.momentum=1.5"]),
         (["--config.optimizer.weight_decay=-1.0"], ["weight_decay=-1.0"]),
-        (["--config.dataset.crop_area_min=8.0"], ["crop_area_min=8.0"]),
     ],
 )
 def test_bad_value_names_field_value_and_rule(overrides, words):

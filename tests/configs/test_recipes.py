@@ -100,10 +100,11 @@ PUBLISHED = {
         "schedule.warmup_steps": 39.5,
     },
 }
+OPTIMIZERS = ("lars", "nesterov", "shampoo", "sm3")
 RECIPES = [
     *PUBLISHED,
     "sm3:untuned",
-    *(f"{o}:{v}" for o in command_line.optimizers() for v in ("digits", "fashion", "smoke")),
+    *(f"{o}:{v}" for o in OPTIMIZERS for v in ("digits", "fashion", "smoke")),
 ]
 
 
@@ -122,7 +123,7 @@ def test_published_number(recipe, path, value):
 
 
 def test_every_optimizer_has_a_recipe_file():
-    assert command_line.optimizers() == ["lars", "nesterov", "shampoo", "sm3"]
+    assert set(OPTIMIZERS) <= set(command_line.optimizers())  # a user's own may lie beside them
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
