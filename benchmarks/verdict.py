@@ -30,8 +30,8 @@ SLOPE, TARGET = 0.1, 0.75  # accuracy gained per log step near the target
 def judge(scores: np.ndarray, n: int, paired: bool, ratio: float | None) -> str:
     """Returns the report's verdict by measure A (a single test: nothing to correct for)."""
     test = inference.test_scores(scores, n, paired)
-    told = {"n": [n, n], "measure": "A", "ratio": ratio, "p_adjusted": test["p_value"]}
-    return verdict.verdict(told | {"lower": test["lower"]})
+    told = {"n": [n, n], "measure": "A", "ratio": ratio, "n_tests": 1}
+    return verdict.verdict(test | told | {"p_adjusted": test["p_value"]})
 
 
 def waiting(
@@ -85,7 +85,7 @@ def ladder_share_shown(n_simulations: int, n: int, reduction: float) -> tuple[fl
         noise = SLOPE * LOG_SD * rng.standard_normal((2, n, len(LADDER)))
         x, y = means[:, None] + noise
         test = ladder.test_tables(LADDER, TARGET, x, y, paired)
-        test |= {"n": [n, n], "measure": "ladder", "p_adjusted": test["p_value"]}
+        test |= {"n": [n, n], "n_tests": 1, "measure": "ladder", "p_adjusted": test["p_value"]}
         said = verdict.verdict(test)
         shown[0] += said == "fewer steps"
         shown[1] += said == "more steps"

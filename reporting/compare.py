@@ -94,17 +94,18 @@ def _refusal(a: Row, b: Row, measure: str, reason: str) -> dict[str, Any]:
 def _adjust(tests: list[dict[str, Any]]) -> None:
     tested = [test for test in tests if test["p_value"] is not None]
     for test, p in zip(tested, inference.holm([t["p_value"] for t in tested]), strict=True):
-        test["p_adjusted"] = p
+        test |= {"p_adjusted": p, "n_tests": len(tested)}
+
+
+def shares_seeds(a: Row, b: Row) -> bool:
+    """Whether both rows hold the same seeds, each once."""
+    seeds = [[run.seed for run in row.runs] for row in (a, b)]
+    return None not in seeds[0] and seeds[0] == seeds[1] and len(set(seeds[0])) == a.n
 
 
 def is_paired(a: Row, b: Row) -> bool:
-    """Whether both rows hold the same seeds, each once, and enough of them for sign flips."""
-    seeds = [[run.seed for run in row.runs] for row in (a, b)]
-    return (
-        None not in seeds[0]
-        and seeds[0] == seeds[1]
-        and len(set(seeds[0])) == len(seeds[0]) >= inference.MIN_PAIRS
-    )
+    """Whether the test may pair by seed: shared, and enough of them for sign flips."""
+    return shares_seeds(a, b) and a.n >= inference.MIN_PAIRS
 
 
 def compare_steps(a: Row, b: Row) -> dict[str, Any]:
@@ -166,7 +167,7 @@ def compare_accuracy(a: Row, b: Row) -> dict[str, Any]:
 
 def _draws(a: Row, b: Row) -> list[np.ndarray]:
     """Returns bootstrap indices for both rows; the same seeds are drawn where they are shared."""
-    if is_paired(a, b):
+    if shares_seeds(a, b):
         return [inference.resamples(a.n)] * 2
     first = inference.resamples(a.n)
     rng = np.random.default_rng([a.n, b.n])

@@ -125,7 +125,7 @@ def sign_flip_p(differences: np.ndarray) -> float:
 
 
 def test_scores(scores: np.ndarray, n_a: int, paired: bool) -> dict[str, Any]:
-    """Returns p, the test's name, and whether a's scores are the lower ones (earlier, better).
+    """Returns p, the smallest p possible, the test's name, whether a's scores are the lower ones.
 
     Args:
       scores: [n_a + n_b] ranks in the pooled sample, the first n_a of recipe a.
@@ -134,12 +134,12 @@ def test_scores(scores: np.ndarray, n_a: int, paired: bool) -> dict[str, Any]:
     n_b = len(scores) - n_a
     if min(n_a, n_b) < 2:
         return {"verdict": f"not tested: n = {min(n_a, n_b)}"}
-    lower = bool(scores[:n_a].mean() < scores[n_a:].mean())
+    found = {"lower": bool(scores[:n_a].mean() < scores[n_a:].mean())}
     if paired:
-        p = sign_flip_p(scores[:n_a] - scores[n_a:])
-        return {"p_value": p, "lower": lower, "test": "rank scores, paired by seed, sign flips"}
-    p = permutation_p(scores, n_a)
-    return {"p_value": p, "lower": lower, "test": "rank scores, permutation (Gehan)"}
+        p, least = sign_flip_p(scores[:n_a] - scores[n_a:]), 2 / 2**n_a
+        return found | {"p_value": p, "smallest_p": least, "test": "ranks, paired, sign flips"}
+    p, least = permutation_p(scores, n_a), smallest_p(n_a, n_b)
+    return found | {"p_value": p, "smallest_p": least, "test": "ranks, permutation (Gehan)"}
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

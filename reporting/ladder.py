@@ -95,7 +95,7 @@ def compare(a: Sequence[Row], b: Sequence[Row]) -> dict[str, Any]:
     found: dict[str, Any] = {"n": n, "total_steps": [int(s) for s in budgets]}
     found |= test_tables(budgets, target, x, y, paired)
     if found["ratio"] is not None and min(n) >= 3:
-        found["ci95"] = _interval(budgets, target, x, y, paired)
+        found["ci95"] = _interval(budgets, target, x, y, seeds_a == seeds_b)
     return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from reporting.inference import ALPHA, smallest_p
+from reporting.inference import ALPHA
 
 
 def verdict(test: dict[str, Any]) -> str:
@@ -18,8 +18,9 @@ def verdict(test: dict[str, Any]) -> str:
         if test["n"][0] == test["n"][1]
         else "n = {} and {}".format(*test["n"])
     )
-    if smallest_p(*test["n"]) > ALPHA:
-        return f"no difference shown with {n}: too few seeds to show any"
+    if test["smallest_p"] * test["n_tests"] > ALPHA:
+        among = f" in {test['n_tests']} comparisons" if test["n_tests"] > 1 else ""
+        return f"no difference shown with {n}: too few seeds to show any{among}"
     if test["p_adjusted"] > ALPHA or _medians_disagree(test):
         return f"no difference shown with {n}"
     if test["measure"] == "B":
