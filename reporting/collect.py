@@ -30,7 +30,8 @@ def collect(roots: Iterable[Path]) -> tuple[list[Run], list[Problem]]:
     """
     runs: list[Run] = []
     problems: list[Problem] = []
-    for path in sorted(set(_places(roots))):
+    # Each place once, under the name that was given: a report must not tell of this machine.
+    for path in sorted({place.resolve(): place for place in _places(roots)}.values()):
         try:
             if path.name == MANIFEST:
                 problems += _lost(path)
@@ -54,10 +55,10 @@ MANIFEST = "manifest.jsonl"
 def _places(roots: Iterable[Path]) -> Iterator[Path]:
     for root in roots:
         if root.is_file():
-            yield root.resolve()
+            yield root
         elif not root.is_dir():
             raise ValueError(f"DIR={root}: there is no such folder; give folders of runs or logs")
-        for folder, _, names in os.walk(root.resolve(), followlinks=False):
+        for folder, _, names in os.walk(root, followlinks=False):
             here = Path(folder)
             if {"run.json", "curve.csv", "config.json"} & set(names):
                 yield here

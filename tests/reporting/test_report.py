@@ -50,6 +50,20 @@ def test_the_same_runs_give_the_same_bytes(tmp_path):
         assert (tmp_path / f"a.{kind}").read_bytes() == (tmp_path / f"b.{kind}").read_bytes()
 
 
+def test_a_report_names_places_as_they_were_given_and_each_once(tmp_path, monkeypatch, capsys):
+    two_recipes(tmp_path / "runs", n=3)
+    write_run(tmp_path / "runs", "sm3:digits", 0, (100,), status="diverged")
+    monkeypatch.chdir(tmp_path)
+    assert report.main(["runs", "./runs/", str(tmp_path / "runs"), "--json=r.json"]) == 0
+    text = (tmp_path / "r.json").read_text()
+    assert [row["n"] for row in json.loads(text)["rows"]] == [3, 3, 1]
+    assert not json.loads(text)["problems"]
+    assert report.main(["runs", "--json=r.json", "--html=r.html"]) == 0
+    capsys.readouterr()
+    for name in ("r.json", "r.html"):
+        assert str(tmp_path) not in (tmp_path / name).read_text()
+
+
 def test_the_report_starts_without_jax_and_tensorflow():
     code = "import sys, report; print({'jax', 'tensorflow', 'matplotlib'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
