@@ -1,7 +1,7 @@
 """Encoded examples in a fixed order, from a set prepared by tfds or from MLPerf's own TFRecords.
 
-Both give a tf.data.Dataset of {index int64, jpeg string, label int32, id string}; `index` numbers
-the examples of the whole split, `id` names one in messages.
+Both give a tf.data.Dataset of {index int64, jpeg string, label int32}; `index` numbers the examples
+of the whole split. If `named`, also {id string} for messages, which costs as much as reading.
 """
 
 import bisect
@@ -16,13 +16,13 @@ READ_FILES_AT_ONCE = 16  # like tfds
 READ_EXAMPLES_AT_ONCE = 16
 
 
-def read(found: Prepared, split: str, start: int, stop: int) -> Dataset:
+def read(found: Prepared, split: str, start: int, stop: int, named: bool = False) -> Dataset:
     """Returns the examples [start, stop) of a split, in an order that only the bounds decide."""
     read_split = _read_mlperf if found.is_mlperf else _read_tfds
-    return read_split(found, split, start, stop)
+    return read_split(found, split, start, stop, named)
 
 
-def _read_tfds(found: Prepared, split: str, start: int, stop: int) -> Dataset:
+def _read_tfds(found: Prepared, split: str, start: int, stop: int, named: bool) -> Dataset:
     tf = tensorflow()
     import tensorflow_datasets as tfds
 
@@ -35,25 +35,22 @@ def _read_tfds(found: Prepared, split: str, start: int, stop: int) -> Dataset:
             interleave_block_length=READ_EXAMPLES_AT_ONCE,
             try_autocache=False,
             skip_prefetch=True,
-            add_tfds_id=True,
+            add_tfds_id=named,
         ),
     )
 
     def encoded(index, example):
-        identity = example["tfds_id"]
-        if "file_name" in example:
-            identity = tf.strings.join([example["file_name"], " (", identity, ")"])
-        return {
-            "index": index,
-            "jpeg": example["image"],
-            "label": tf.cast(example["label"], tf.int32),
-            "id": identity,
-        }
+        label = tf.cast(example["label"], tf.int32)
+        numbered = {"index": index, "jpeg": example["image"], "label": label}
+        if named:
+            name = example.get("file_name", "")
+            numbered["id"] = tf.strings.join([name, " (", example["tfds_id"], ")"])
+        return numbered
 
     return map_in_order(examples.enumerate(start), encoded)
 
 
-def _read_mlperf(found: Prepared, split: str, start: int, stop: int) -> Dataset:
+def _read_mlperf(found: Prepared, split: str, start: int, stop: int, named: bool) -> Dataset:
     tf = tensorflow()
     lengths = found.shard_lengths[split]
     ends = list(itertools.accumulate(lengths))
@@ -80,15 +77,17 @@ def _read_mlperf(found: Prepared, split: str, start: int, stop: int) -> Dataset:
                 "image/filename": tf.io.FixedLenFeature((), tf.string, default_value=""),
             },
         )
-        name = tf.strings.regex_replace(file, ".*/", "")
-        return {
+        numbered = {
             "index": index,
             "jpeg": parsed["image/encoded"],
             "label": tf.cast(parsed["image/class/label"] - 1, tf.int32),  # stored as 1..1000
-            "id": tf.strings.join(
-                [parsed["image/filename"], " (", name, "__", tf.strings.as_string(number), ")"]
-            ),
         }
+        if named:
+            place = tf.strings.join(
+                [tf.strings.regex_replace(file, ".*/", ""), tf.strings.as_string(number)], "__"
+            )
+            numbered["id"] = tf.strings.join([parsed["image/filename"], " (", place, ")"])
+        return numbered
 
     interleaved = tf.data.Dataset.from_tensor_slices((files, skips, takes)).interleave(
         as_written(records),

@@ -58,11 +58,12 @@ def train_batches(
         except errors as error:
             # Once more, example by example, to learn which it is.
             if options.cache == "decoded":  # decoded ahead of its turn: any of the shard
-                encoded = _blanked(records.read(found, "train", *shard), bad)
+                encoded = _blanked(records.read(found, "train", *shard, named=True), bad)
                 suspects = encoded.map(as_written(_in_epoch(0)))
             else:
-                stream = ordered(found, options, seed, shard, step * host_batch_size, bad)
-                suspects = stream.take(host_batch_size)
+                first = step * host_batch_size
+                again = ordered(found, options, seed, shard, first, bad, named=True)
+                suspects = again.take(host_batch_size)
             new = damage.undecodable(suspects, decode)
             if not new:
                 raise damage.unreadable(found, "train", error) from error
@@ -94,7 +95,7 @@ def eval_batches(
             yield batch
             n_seen += len(batch["label"])
     except errors as error:
-        suspects = records.read(found, split, *shard).skip(n_seen).take(host_batch_size)
+        suspects = records.read(found, split, *shard, named=True).skip(n_seen).take(host_batch_size)
         bad = damage.undecodable(suspects, eval_image(options, image_size))
         raise (
             damage.corrupt(found, bad) if bad else damage.unreadable(found, split, error)
@@ -125,10 +126,11 @@ def ordered(
     shard: tuple[int, int],
     first: int,
     bad: list[damage.BadExample],
+    named: bool = False,
 ) -> Dataset:
     """Returns the shard's examples, epoch after epoch, from number `first` of the stream on."""
     tf = tensorflow()
-    examples = _blanked(records.read(found, "train", *shard), bad)
+    examples = _blanked(records.read(found, "train", *shard, named), bad)
     if options.cache == "decoded":
         examples = map_in_order(examples, decoded)
     if options.cache != "none":

@@ -76,6 +76,22 @@ def test_flips_are_drawn_where_asked_for(digits_dir):
     assert abs(flips.mean() - 0.5) < 4 * 0.5 / np.sqrt(flips.size)
 
 
+def test_a_flip_depends_on_example_and_epoch_not_on_the_batch_it_is_in(digits_dir):
+    drawn = []
+    for n_batches, size in ((3, 479), (1, 1437)):
+        batches = train(
+            digits_dir,
+            n_batches=n_batches,
+            global_batch_size=size,
+            n_local_devices=1,
+            options={"flip": True},
+        )
+        flips = np.concatenate([batch["flip"][0] for batch in batches])
+        images = [key for batch in batches for key in as_keys(batch["image"])]
+        drawn.append(Counter(zip(images, flips.tolist(), strict=True)))
+    assert drawn[0] == drawn[1]
+
+
 def test_epochs_have_different_orders_and_seeds_too(digits_dir):
     first = train(digits_dir, global_batch_size=1436, n_batches=2)
     assert (first[0]["image"] != first[1]["image"]).any()

@@ -35,7 +35,7 @@ def ordered(directory, shard):
     """The examples of a shard in the order of training, not yet decoded."""
     found = spec.locate("imagenet2012", str(directory))
     assert found is not None
-    return stream.ordered(found, Options(**options(directory)), 0, shard, first=0, bad=[])
+    return stream.ordered(found, Options(**options(directory)), 0, shard, 0, [], named=True)
 
 
 def assert_same(batches, others):
@@ -76,6 +76,17 @@ def test_an_epoch_shows_every_example_once_and_the_next_in_another_order(imagene
     epochs = [[name for epoch, name in shown if epoch == e] for e in (0, 1)]
     assert sorted(epochs[0]) == sorted(epochs[1]) == sorted(miniature.train_images())
     assert epochs[0] != epochs[1]
+
+
+def test_every_epoch_crops_anew(imagenet_dir):
+    chosen = {"seed": 0, "global_batch_size": N_TRAIN, "host_index": 0, "n_hosts": 1}
+    batches = input_pipeline.train_batches(
+        options(imagenet_dir, image_size=8), first_step=0, n_local_devices=1, **chosen
+    )
+    first, second = (
+        {image.tobytes() for image in batch["image"][0]} for batch in itertools.islice(batches, 2)
+    )
+    assert len(first & second) < 5  # the picture of one pixel, and what chance repeats
 
 
 def test_hosts_read_disjoint_shards_that_are_the_whole(imagenet_dir):
