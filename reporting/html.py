@@ -48,7 +48,7 @@ VERDICTS = {
 LADDERS = "The smallest budget whose median final accuracy reaches the target."
 POWER = (
     "Seeds per recipe that would show x % fewer steps with 80 % power in a two-sided rank test at "
-    "5 %, if the other recipe spreads alike; a normal approximation, one or two too many below ten. "
+    "5 %, if the other recipe spreads alike; a normal approximation, up to two too many below ten. "
     "From the runs that reached the target."
 )
 COST = "Medians over runs. Wall seconds on a shared machine say little; compare them within a row."
