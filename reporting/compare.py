@@ -129,6 +129,8 @@ def compare_steps(a: Row, b: Row) -> dict[str, Any]:
 def _bound(medians: Sequence[float], a: Row, b: Row) -> dict[str, float]:
     """Returns a bound of the ratio where one median alone lies beyond its budget."""
     last = [float(row.waiting()[0].max()) for row in (a, b)]
+    if min(last) <= 0:  # never evaluated
+        return {}
     if np.isfinite(medians[0]) and not np.isfinite(medians[1]):
         return {"ratio_below": medians[0] / last[1]}
     if np.isfinite(medians[1]) and not np.isfinite(medians[0]):

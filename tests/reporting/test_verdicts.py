@@ -103,6 +103,16 @@ def test_a_median_beyond_the_budget_bounds_the_ratio(tmp_path):
     assert "ratio of steps below 0.600" in test["sentence"]
 
 
+def test_runs_that_were_never_evaluated_show_nothing(tmp_path):
+    for seed in range(5):
+        write_run(tmp_path, "lars:digits", seed, EARLY)
+        folder = write_run(tmp_path, "shampoo:digits", seed, (500,) * 5, status="aborted")
+        (folder / "curve.csv").write_text("step,n_correct,n_seen,accuracy,loss\n")
+    test = comparison(tmp_path)
+    assert test["verdict"] == "no difference shown with n = 5"
+    assert (test["ratio"], test.get("ratio_below")) == (None, None)
+
+
 def test_diverged_seeds_stay_in_n_and_count_against(tmp_path):
     for seed in range(10):
         diverged = seed < 6
