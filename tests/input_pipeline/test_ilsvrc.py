@@ -1,4 +1,5 @@
 import shutil
+import tarfile
 from types import SimpleNamespace
 
 import miniature
@@ -40,6 +41,15 @@ def test_a_truncated_archive_is_named(tars, name, removed_bytes):
     kept = archive.read_bytes().rstrip(b"\0")
     archive.write_bytes(kept[:-removed_bytes])
     with pytest.raises(ValueError, match=rf"{name}.*truncated"):
+        check(tars)
+
+
+def test_an_archive_cut_between_two_images_is_told_by_its_missing_end(tars):
+    """Nothing in it is damaged: only the two blocks of zeros that end every tar are missing."""
+    with tarfile.open(tars / ilsvrc.VAL) as archive:
+        last = archive.getmembers()[-1].offset
+    (tars / ilsvrc.VAL).write_bytes((tars / ilsvrc.VAL).read_bytes()[:last])
+    with pytest.raises(ValueError, match=r"img_val.tar.*does not end like a tar archive"):
         check(tars)
 
 

@@ -4,6 +4,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 
 import pytest
 
@@ -23,6 +24,14 @@ def test_an_unreachable_host_is_told_in_seconds_with_the_files_to_fetch(monkeypa
         ):
             prepare._check_reachable("mnist", [url], str(tmp_path))
         assert time.monotonic() - start < 2
+
+
+def test_name_resolution_without_a_timeout_of_its_own_does_not_hang(monkeypatch):
+    monkeypatch.setattr(prepare, "REACH_SECONDS", 0.1)
+    monkeypatch.setattr(urllib.request, "urlopen", lambda *_, **__: time.sleep(3))
+    start = time.monotonic()
+    assert prepare._why_unreachable("http://example.invalid/file") == "no answer in 0.1 s"
+    assert time.monotonic() - start < 1
 
 
 def test_debians_files_get_upstreams_headers_back(tmp_path):
