@@ -31,6 +31,7 @@ class Record:
       metrics: one {step, learning_rate, loss, ...} a logging interval, means over its steps.
       timing: rows of timing.csv; seconds are cumulative.
       init_seconds, train_seconds, eval_seconds: spent in this run, interruptions not counted.
+      cpu_seconds: of the host's cores, all of the above together.
       seconds_to_target: train and evaluation seconds up to the first hit, or None.
       bad_steps: consecutive steps up to now without a finite gradient and loss.
       n_log_lines: lines of result.txt.
@@ -43,6 +44,7 @@ class Record:
     init_seconds: float = 0.0
     train_seconds: float = 0.0
     eval_seconds: float = 0.0
+    cpu_seconds: float = 0.0
     seconds_to_target: float | None = None
     bad_steps: int = 0
     n_log_lines: int = 0
@@ -58,10 +60,11 @@ class Journal:
         config: ConfigDict,
         plan: Plan,
         folder: epath.Path,
-        schedule: Callable[[int], Any],
+        schedule: Callable[[Any], Any],
         record: Record,
     ):
-        self.config, self.plan, self.folder, self.schedule = config, plan, folder, schedule
+        self.config, self.plan, self.folder = config, plan, folder
+        self.learning_rates = np.asarray(jax.vmap(schedule)(np.arange(plan.total_steps)))
         self.record = record
         self.curve = [evaluator.Evaluation(*row) for row in record.curve]
         self.writes = jax.process_index() == 0
@@ -72,6 +75,7 @@ class Journal:
         self.events = metric_writers.SummaryWriter(str(folder)) if self.writes else None
         self.waiting: list[Mapping[str, jax.Array]] = []  # metrics of steps not yet fetched
         self.since = time.monotonic()
+        self.cpu_before = time.process_time() - record.cpu_seconds
         self.steps_timed, self.seconds_timed = 0, 0.0
         if not record.n_log_lines:
             for kind, key, value in mlperf_log.opening(config, plan, jax.devices()[0].device_kind):
@@ -149,6 +153,7 @@ class Journal:
     def as_record(self, step: int) -> dict[str, Any]:
         """All that has happened up to `step`, for a checkpoint."""
         self._fetch(step)
+        self.record.cpu_seconds = time.process_time() - self.cpu_before
         self.record.clock_began_ms = self.clock.began_ms
         self.record.clock_seconds = self.clock.seconds()
         return dataclasses.asdict(self.record)
@@ -156,6 +161,7 @@ class Journal:
     def close(self, step: int) -> None:
         """Writes what is left; a run that is over without the target says so in the log."""
         self._fetch(step)
+        self.record.cpu_seconds = time.process_time() - self.cpu_before
         if self.is_over(step) and self.steps_to_target is None:
             self.event("end", constants.RUN_STOP, status=constants.ABORTED)
         self.write_files()
@@ -191,7 +197,7 @@ class Journal:
             record.bad_steps = record.bad_steps + 1 if bad else 0
             if self.diverged:
                 break
-        row = {"step": step, "learning_rate": float(self.schedule(step - 1))}
+        row = {"step": step, "learning_rate": float(self.learning_rates[step - 1])}
         row |= {key: float(np.mean([m[key] for m in fetched])) for key in fetched[0]}
         record.metrics.append(row)
         rate = n * self.plan.global_batch_size / elapsed

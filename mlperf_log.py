@@ -97,5 +97,6 @@ def hyperparameters(config: ConfigDict, plan: Plan) -> dict[str, Any]:
         constants.OPT_BASE_LR: schedule.peak_learning_rate,
         constants.OPT_END_LR: schedule.end_learning_rate,
         constants.OPT_LR_WARMUP_EPOCHS: round(warmup_epochs),
+        constants.OPT_LR_TRAINING_STEPS: plan.total_steps,
         constants.OPT_WEIGHT_DECAY: optimizer.get("weight_decay", 0.0),
     }

@@ -137,10 +137,14 @@ def start_worker(cores: Sequence[int], overrides: Sequence[str]) -> Worker:
     return Worker(process, ours)
 
 
-def next_run(waiting: deque[Run], worker: Worker) -> Run:
-    """The next run of the worker's last recipe, else the first one waiting."""
-    same = next((run for run in waiting if run.recipe == worker.last_recipe), None)
-    run = same or waiting[0]
+def next_run(waiting: deque[Run], worker: Worker, taken: set[str]) -> Run:
+    """The next run of the worker's last recipe, else of one that no other worker is on.
+
+    So workers begin with different recipes, and each recipe is compiled once, then cached.
+    """
+    own = (run for run in waiting if run.recipe == worker.last_recipe)
+    free = (run for run in waiting if run.recipe not in taken)
+    run = next(own, None) or next(free, None) or waiting[0]
     waiting.remove(run)
     return run
 
@@ -179,7 +183,7 @@ def sweep(
     began = time.monotonic()
 
     def give(worker: Worker) -> None:
-        run = next_run(waiting, worker)
+        run = next_run(waiting, worker, {w.last_recipe for w in workers if w and w is not worker})
         worker.run, worker.last_recipe = run, run.recipe
         tries[run] += 1
         run.folder.parent.mkdir(parents=True, exist_ok=True)

@@ -254,6 +254,7 @@ def result_of(config: ConfigDict, plan: plans.Plan, journal: Journal, aborted: b
             "init": record.init_seconds,
             "train": record.train_seconds,
             "eval": record.eval_seconds,
+            "cpu": record.cpu_seconds,
         },
         versions=files.versions(),
         git=files.git_commit(),

@@ -88,13 +88,14 @@ def test_a_worker_stays_with_its_recipe(swept, tmp_path):
     assert len(pids[0] | pids[1]) <= 2
 
 
-def test_next_run_prefers_the_workers_recipe():
+def test_next_run_prefers_the_workers_recipe_then_one_that_nobody_is_on():
     runs = sweep.plan_runs(["a:x", "b:x"], [0, 1], pathlib.Path("out"))
     waiting = sweep.deque(runs)
-    worker = sweep.Worker(process=None, connection=None, last_recipe="b:x")
-    assert sweep.next_run(waiting, worker) == runs[2]
+    on_b, fresh = sweep.Worker(None, None, last_recipe="b:x"), sweep.Worker(None, None)
+    assert sweep.next_run(waiting, on_b, {"a:x"}) == runs[2]
     assert list(waiting) == [runs[0], runs[1], runs[3]]
-    assert sweep.next_run(waiting, sweep.Worker(None, None)) == runs[0]
+    assert sweep.next_run(waiting, fresh, {"a:x"}) == runs[3]
+    assert sweep.next_run(waiting, on_b, {"a:x"}) == runs[0]  # rather help than idle
 
 
 @pytest.mark.parametrize(
