@@ -27,8 +27,12 @@ def test_an_unreachable_host_is_told_in_seconds_with_the_files_to_fetch(monkeypa
 
 
 def test_name_resolution_without_a_timeout_of_its_own_does_not_hang(monkeypatch):
+    def resolve_for_ever(*_, **__):
+        time.sleep(2)
+        raise OSError("name resolution failed")
+
     monkeypatch.setattr(prepare, "REACH_SECONDS", 0.1)
-    monkeypatch.setattr(urllib.request, "urlopen", lambda *_, **__: time.sleep(3))
+    monkeypatch.setattr(urllib.request, "urlopen", resolve_for_ever)
     start = time.monotonic()
     assert prepare._why_unreachable("http://example.invalid/file") == "no answer in 0.1 s"
     assert time.monotonic() - start < 1
