@@ -1,0 +1,187 @@
+"""What the training loop asks of an optimizer. Try it on yours:
+
+    pytest tests/optim/test_contract.py --optimizer=package.module:factory
+
+The factory is called with `learning_rate` alone; everything else must have a default.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import optim
+from optim import distribute
+
+HYPERPARAMETERS = {
+    "lars": {"momentum": 0.9, "trust_coefficient": 0.05},
+    "nesterov": {"momentum": 0.9},
+    "shampoo": {"exponent_override": 4, "matrix_epsilon": 1e-5, "start_preconditioning_step": 2},
+    "sm3": {"momentum": 0.9},
+}
+EXAMPLES = [
+    "optax:adamw",
+    "optax:lamb",
+    "optax.contrib:muon",
+    "optax.contrib:schedule_free_sgd",
+]
+SCHEDULE = {"peak_learning_rate": 0.02, "warmup_steps": 2.0, "decay_power": 0.0}
+
+
+def pytest_generate_tests(metafunc):
+    if "name" in metafunc.fixturenames:
+        chosen = metafunc.config.getoption("--optimizer")
+        names = chosen or [
+            *optim.BUILDERS,
+            *(pytest.param(name, marks=pytest.mark.slow) for name in EXAMPLES),
+        ]
+        metafunc.parametrize("name", names)
+
+
+def problem():
+    """A linear layer that must learn a known one: kernel [6, 4], scale [4], bias [4]."""
+    r = np.random.default_rng(0)
+    x, kernel = r.normal(size=(64, 6)), r.normal(size=(6, 4))
+    return np.float32(x), np.float32(x @ kernel + 0.5)
+
+
+def init_params():
+    r = np.random.default_rng(1)
+    kernel = np.float32(0.3 * r.normal(size=(6, 4)))
+    return {"dense": {"kernel": kernel, "scale": np.ones(4, np.float32), "bias": np.zeros(4, "f4")}}
+
+
+def loss(params, x, y):
+    layer = params["dense"]
+    return jnp.mean((x @ layer["kernel"] * layer["scale"] + layer["bias"] - y) ** 2)
+
+
+gradient = jax.jit(jax.grad(loss))
+
+
+@functools.cache
+def built(name):
+    tx, _ = optim.make_optimizer(name, HYPERPARAMETERS.get(name, {}), SCHEDULE, 200)
+    return tx, jax.jit(tx.update)
+
+
+def steps(update, params, state, n):
+    for _ in range(n):
+        updates, state = update(gradient(params, *problem()), state, params)
+        params = optax.apply_updates(params, updates)
+    return params, state
+
+
+def assert_close(a, b, atol=1e-5):
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=atol), a, b)
+
+
+def test_it_descends(name):
+    tx, update = built(name)
+    params, _ = steps(update, init_params(), tx.init(init_params()), 60)
+    assert loss(params, *problem()) < 0.8 * loss(init_params(), *problem())
+
+
+def test_types_and_shapes_are_stable(name):
+    tx, update = built(name)
+    params, state = init_params(), tx.init(init_params())
+    updates, after = update(gradient(params, *problem()), state, params)
+
+    def kind(tree):
+        return jax.tree.map(lambda x: (jnp.shape(x), jnp.result_type(x)), tree)
+
+    assert kind(updates) == kind(params)
+    assert kind(after) == kind(state)
+
+
+def test_zero_gradients_leave_finite_parameters(name):
+    tx, update = built(name)
+    params, state = init_params(), tx.init(init_params())
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    for _ in range(5):
+        updates, state = update(zeros, state, params)
+        params = optax.apply_updates(params, updates)
+    assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves((params, state)))
+    after, _ = steps(update, params, state, 3)
+    assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(after))
+
+
+def test_a_gradient_that_is_not_finite_is_survived_as_the_loop_does_it(name):
+    """The loop keeps every float of parameters and state; integers (counts) advance."""
+    tx, update = built(name)
+    params, state = steps(update, init_params(), tx.init(init_params()), 3)
+    bad = jax.tree.map(lambda w: jnp.full_like(w, jnp.nan), params)
+    _, poisoned = update(bad, state, params)
+
+    def keep(new, old):
+        return old if jnp.issubdtype(jnp.result_type(old), jnp.inexact) else new
+
+    after, _ = steps(update, params, jax.tree.map(keep, poisoned, state), 10)
+    assert loss(after, *problem()) < loss(params, *problem())
+
+
+def test_jit_changes_nothing(name):
+    tx, update = built(name)
+    params, state = init_params(), tx.init(init_params())
+    g = gradient(params, *problem())
+    eager = tx.update(g, state, params)
+    assert_close(eager, update(g, state, params), 1e-4)
+
+
+def test_a_restored_state_goes_on_as_before(name, tmp_path):
+    tx, update = built(name)
+    params, state = steps(update, init_params(), tx.init(init_params()), 3)
+    leaves, structure = jax.tree.flatten((params, state))
+    np.savez(tmp_path / "state.npz", **{str(i): x for i, x in enumerate(leaves)})
+    with np.load(tmp_path / "state.npz") as stored:
+        restored = jax.tree.unflatten(structure, [stored[str(i)] for i in range(len(leaves))])
+    straight, _ = steps(update, params, state, 3)
+    resumed, _ = steps(update, *restored, 3)
+    jax.tree.map(np.testing.assert_array_equal, resumed, straight)
+
+
+def test_eight_devices_equal_one(name):
+    tx, update = built(name)
+    x, y = (a.reshape(8, 8, -1) for a in problem())
+
+    def step(without, owned, params, x, y):
+        g = jax.lax.pmean(jax.grad(loss)(params, x, y), "batch")
+        updates, state = tx.update(g, distribute.attach(without, owned), params)
+        without, owned = distribute.detach(state)
+        return without, owned, optax.apply_updates(params, updates)
+
+    axes = {"in_axes": (None, 0, None, 0, 0), "out_axes": (None, 0, None)}
+    pmapped = jax.pmap(step, axis_name="batch", **axes)
+    params, (without, owned) = init_params(), distribute.split(tx.init(init_params()), 8)
+    for _ in range(4):
+        without, owned, params = pmapped(without, owned, params, x, y)
+    alone, _ = steps(update, init_params(), tx.init(init_params()), 4)
+    assert_close(params, alone)
+
+
+def test_its_state_may_be_donated_beside_the_parameters(name):
+    """An init that returns the parameters themselves must go through the loop's placement."""
+    tx, _ = built(name)
+    params = jax.tree.map(jnp.asarray, init_params())
+    state = jax.tree.map(np.array, tx.init(params))  # as `step.place` does
+
+    def step(params, state):
+        updates, state = tx.update(jax.grad(loss)(params, *problem()), state, params)
+        return optax.apply_updates(params, updates), state
+
+    donating = jax.jit(step, donate_argnums=(0, 1))
+    for _ in range(2):
+        params, state = donating(params, state)
+    assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(params))
+
+
+def test_unknown_names_and_fields_are_explained():
+    with pytest.raises(ValueError, match=r"optimizer.name=adan: unknown; use one of lars, nest"):
+        optim.make_optimizer("adan", {}, SCHEDULE, 10)
+    with pytest.raises(ValueError, match=r"optimizer.name=no.such:thing: cannot be imported"):
+        optim.make_optimizer("no.such:thing", {}, SCHEDULE, 10)
+    with pytest.raises(ValueError, match=r"lars does not take these fields.*'beta'"):
+        optim.make_optimizer("lars", {"momentum": 0.9, "beta": 0.9}, SCHEDULE, 10)

@@ -1,0 +1,139 @@
+"""One, two and eight devices; canonical, owned and replicated states: the same update."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import optim
+from optim import distribute
+
+SHAPES = {"kernel": (40, 24), "bias": (24,), "scale": ()}  # 15, 3 and 0 rows of block size 8
+TX = optim.distributed_shampoo(
+    lambda step: 0.1 / (1 + step),
+    beta2=0.85,
+    matrix_epsilon=1.5e-5,
+    exponent_override=4,
+    weight_decay=1e-3,
+    block_size=8,
+    batch_axis_name="batch",
+)
+
+
+def tree(seed):
+    r = np.random.default_rng(seed)
+    return {k: np.float32(r.normal(size=s)) for k, s in SHAPES.items()}
+
+
+GRADS = [tree(i) for i in range(1, 5)]
+
+
+@functools.cache
+def owned_step(n_devices):
+    def step(without, owned, params, g):
+        state = distribute.attach(without, owned)
+        updates, state = TX.update(g, state, params)
+        without, owned = distribute.detach(state)
+        return without, owned, optax.apply_updates(params, updates)
+
+    return jax.pmap(
+        step,
+        axis_name="batch",
+        in_axes=(None, 0, None, None),
+        out_axes=(None, 0, None),
+        devices=jax.devices()[:n_devices],
+    )
+
+
+def run_owned(n_devices, params, state, grads):
+    without, owned = distribute.split(state, n_devices)
+    for g in grads:
+        without, owned, params = owned_step(n_devices)(without, owned, params, g)
+    return params, distribute.merge(without, owned)
+
+
+@functools.cache
+def alone():
+    params, state = tree(0), TX.init(tree(0))
+    update = jax.jit(TX.update)
+    for g in GRADS:
+        updates, state = update(g, state, params)
+        params = optax.apply_updates(params, updates)
+    return params, state
+
+
+def assert_close(a, b, tolerance=2e-6):
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=tolerance, rtol=1e-5), a, b)
+
+
+@pytest.mark.parametrize("n_devices", [2, 8])
+def test_owned_rows_give_the_update_of_one_device(n_devices):
+    params, state = run_owned(n_devices, tree(0), TX.init(tree(0)), GRADS)
+    assert_close(params, alone()[0])
+    assert jax.tree.structure(state) == jax.tree.structure(alone()[1])
+    for name, owned in state.rows.items():
+        mine = owned.rows
+        assert_close(mine["statistics"], alone()[1].rows[name].rows["statistics"])
+
+
+def test_a_replicated_canonical_state_gives_the_update_of_one_device():
+    def step(state, params, g, _):
+        updates, state = TX.update(g, state, params)
+        return state, optax.apply_updates(params, updates)
+
+    pmapped = jax.pmap(step, axis_name="batch", in_axes=(None, None, None, 0), out_axes=0)
+    params, state = tree(0), TX.init(tree(0))
+    for g in GRADS:
+        states, every = pmapped(state, params, g, np.zeros(8))
+        params, state = jax.tree.map(lambda x: x[0], (every, states))
+        jax.tree.map(lambda x: np.testing.assert_array_equal(x[1:], x[:-1]), (every, states))
+    assert_close(params, alone()[0])
+    assert_close(state.rows, alone()[1].rows, 2e-4)
+
+
+def test_a_run_moves_from_eight_devices_to_one_to_two():
+    params, state = run_owned(8, tree(0), TX.init(tree(0)), GRADS[:2])
+    state = jax.tree.map(np.asarray, state)  # what a checkpoint holds
+    updates, state = jax.jit(TX.update)(GRADS[2], state, jax.tree.map(np.asarray, params))
+    params = optax.apply_updates(jax.tree.map(np.asarray, params), updates)
+    params, _ = run_owned(2, *jax.tree.map(np.asarray, (params, state)), GRADS[3:])
+    assert_close(params, alone()[0])
+
+
+@pytest.mark.parametrize("n_devices", [1, 2, 4, 8, 16])
+def test_merging_undoes_splitting_bit_by_bit(n_devices):
+    state = alone()[1]
+    without, owned = distribute.split(state, n_devices)
+    assert all(x.shape[0] == n_devices for x in jax.tree.leaves(owned))
+    again = distribute.merge(without, owned)
+    jax.tree.map(np.testing.assert_array_equal, again, state)
+
+
+def test_padding_rows_are_identity():
+    _, owned = distribute.split(TX.init(tree(0)), 8)
+    bias = owned["0"]["roots"]["0"]
+    assert bias.shape == (8, 1, 8, 8)
+    np.testing.assert_array_equal(bias[-1, 0], np.eye(8))
+
+
+def test_other_optimizers_own_nothing():
+    state = optax.adam(0.1).init(tree(0))
+    without, owned = distribute.split(state, 8)
+    assert owned == {}
+    jax.tree.map(np.testing.assert_array_equal, distribute.merge(without, owned), state)
+
+
+def test_rows_of_another_number_of_devices_are_refused():
+    without, owned = distribute.split(TX.init(tree(0)), 2)
+    state = distribute.attach(without, jax.tree.map(lambda x: x[0], owned))
+    with pytest.raises(ValueError, match="devices' share"):
+        TX.update(GRADS[0], state, tree(0))
+
+
+def test_a_missing_axis_is_no_error_for_a_whole_state():
+    params = {"w": jnp.ones((3, 3))}
+    updates, _ = TX.update(params, TX.init(params), params)
+    assert np.all(np.isfinite(updates["w"]))

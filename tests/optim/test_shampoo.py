@@ -1,0 +1,307 @@
+"""Shampoo against a float64 transcription, and the inputs that break public implementations."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import reference
+
+import optim
+from optim import shampoo
+from optim.shampoo import LayerwiseGrafting
+
+# Ranks 0 to 4, dimensions of one, odd sizes, tails in one and two dimensions.
+SHAPES = {"conv": (3, 3, 5, 7), "dense": (20, 13), "bias": (37,), "cube": (2, 9, 11)}
+SHAPES |= {"scalar": (), "single": (1,), "point": (1, 1, 16, 33)}
+README = {"beta2": 0.85, "matrix_epsilon": 1.5e-5, "exponent_override": 4}
+MLPERF_V1 = {"beta2": 0.75, "matrix_epsilon": 1e-8, "relative_matrix_epsilon": False}
+MLPERF_V1 |= {"exponent_override": 4}
+
+
+def rate(step):
+    return 0.1 / (1 + step)
+
+
+@functools.cache
+def make(options, **more):
+    tx = optim.distributed_shampoo(rate, **(dict(options) | more))
+    return tx, jax.jit(tx.update)
+
+
+def optimizer(options=None, **more):
+    settings = {"beta1": 0.9, "start_preconditioning_step": 0, "block_size": 16}
+    return make(tuple(sorted((settings | (options or README) | more).items())))
+
+
+def random_tree(seed, shapes=None, scale=1.0):
+    r = np.random.default_rng(seed)
+    shapes = SHAPES if shapes is None else shapes
+    return {k: np.float32(scale * r.normal(size=s)) for k, s in shapes.items()}
+
+
+def run(made, params, grads):
+    tx, update = made
+    state = tx.init(params)
+    for g in grads:
+        updates, state = update(g, state, params)
+        params = optax.apply_updates(params, updates)
+    return params, state
+
+
+def counts(state):
+    return {k.removeprefix("shampoo_"): int(v) for k, v in optim.metrics(state).items()}
+
+
+@pytest.mark.parametrize(
+    ("options", "scale", "limit"),
+    [
+        pytest.param(README, 1.0, 2e-4, id="readme"),
+        pytest.param(
+            README | {"exponent_override": 0}, 1.0, 2e-4, id="2 x rank", marks=pytest.mark.slow
+        ),
+        pytest.param(MLPERF_V1, 1e-3, 2e-3, id="mlperf_v1 1e-3"),
+        pytest.param(MLPERF_V1, 0.1, 2e-3, id="mlperf_v1 0.1"),
+        pytest.param(MLPERF_V1, 1.0, 2e-3, id="mlperf_v1 1"),
+    ],
+)
+def test_fifty_steps_equal_the_float64_transcription(options, scale, limit):
+    made = optimizer(options, weight_decay=1e-3, start_preconditioning_step=5)
+    params = random_tree(0)
+    theirs = {
+        k: reference.Shampoo(
+            w,
+            rate=rate,
+            beta1=0.9,
+            beta2=options["beta2"],
+            epsilon=options["matrix_epsilon"],
+            relative=options.get("relative_matrix_epsilon", True),
+            p=options["exponent_override"],
+            decay=1e-3,
+            start=5,
+            block=16,
+        )
+        for k, w in params.items()
+    }
+    grads = [random_tree(100 + i, scale=scale) for i in range(50)]
+    got, _ = run(made, params, grads)
+    for k, one in theirs.items():
+        for g in grads:
+            one.update(g[k])
+        moved = np.linalg.norm(one.w - params[k])
+        assert np.linalg.norm(got[k] - one.w) < limit * moved, k
+
+
+def test_the_readme_snippet_works():
+    tx = optim.distributed_shampoo(
+        learning_rate=0.1,
+        beta1=0.9,
+        beta2=0.99,
+        diagonal_epsilon=0.0,
+        matrix_epsilon=1e-5,
+        exponent_override=4,
+        weight_decay=1e-4,
+        start_preconditioning_step=25,
+        preconditioning_compute_steps=1,
+        statistics_compute_steps=1,
+        no_preconditioning_for_layers_with_dim_gt=8192,
+        best_effort_shape_interpretation=True,
+        block_size=128,
+        graft_type=shampoo.LayerwiseGrafting.SGD,
+        nesterov=True,
+        batch_axis_name="batch",
+    )
+    assert optim.metrics(tx.init(random_tree(0)))
+
+
+def test_a_grafted_step_has_the_length_of_the_gradient_and_another_direction():
+    params, g = random_tree(0), random_tree(1)
+    after, _ = run(optimizer(), params, [g])
+    for k in ("conv", "dense", "bias", "cube"):
+        step = (after[k] - params[k]) / -0.19  # rate 0.1; Nesterov's first step is 1 + 0.9 long
+        assert np.linalg.norm(step) == pytest.approx(np.linalg.norm(g[k]), rel=1e-5)
+        cosine = np.vdot(step, g[k]) / np.linalg.norm(g[k]) ** 2
+        assert 0.1 < cosine < 0.999
+
+
+def test_a_dimension_above_the_limit_is_not_preconditioned():
+    shapes = {"large": (40, 3), "small": (39, 3)}
+    params, g = random_tree(0, shapes), random_tree(1, shapes)
+    made = optimizer(nesterov=False, no_preconditioning_for_layers_with_dim_gt=39)
+    after, _ = run(made, params, [g])
+    np.testing.assert_allclose(after["large"], params["large"] - 0.1 * g["large"], rtol=1e-5)
+    assert np.abs(after["small"] - (params["small"] - 0.1 * g["small"])).max() > 1e-3
+
+
+def test_weight_decay_follows_its_mask():
+    params = random_tree(0, {"a": (5, 4), "b": (5, 4), "c": ()})
+    zeros = {k: np.zeros_like(w) for k, w in params.items()}
+    tx = optim.distributed_shampoo(
+        0.1, nesterov=False, weight_decay=0.5, weight_decay_mask={"a": True, "b": False, "c": True}
+    )
+    after, _ = run((tx, jax.jit(tx.update)), params, [zeros])
+    for k in ("a", "c"):
+        np.testing.assert_allclose(after[k], params[k] - 0.1 * 0.5 * params[k], rtol=1e-6)
+    np.testing.assert_array_equal(after["b"], params["b"])
+
+
+@pytest.mark.slow
+def test_statistics_every_third_step_see_every_third_gradient():
+    shapes = {"w": (6, 5)}
+    params = random_tree(0, shapes)
+    grads = [random_tree(i, shapes) for i in range(7)]
+    tx, update = optimizer(statistics_compute_steps=3, preconditioning_compute_steps=2)
+    every_tx, every_update = optimizer()
+    state, every = tx.init(params), every_tx.init(params)
+    for i, g in enumerate(grads):
+        before = state
+        _, state = update(g, state, params)
+        if i % 3 == 0:
+            _, every = every_update(g, every, params)
+        rows, rows_before = state.rows["6x5"].rows, before.rows["6x5"].rows
+        np.testing.assert_allclose(
+            rows["statistics"]["0"], every.rows["6x5"].rows["statistics"]["0"], rtol=1e-5
+        )
+        kept = np.array_equal(rows["roots"]["1"], rows_before["roots"]["1"])
+        assert kept == (i % 2 == 1)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_gradient_that_is_not_finite_changes_nothing_and_is_counted(bad):
+    made = optimizer()
+    params, grads = random_tree(0), [random_tree(i) for i in range(1, 5)]
+    broken = random_tree(9)
+    broken["dense"][3, 3] = broken["bias"][:] = bad
+    clean, clean_state = run(made, params, grads)
+    tx, update = made
+    state, got = tx.init(params), params
+    for i, g in enumerate([*grads[:2], broken]):
+        updates, state = update(g, state, got)
+        got = optax.apply_updates(got, updates)
+        if i == 1:
+            before, kept = got, state
+    jax.tree.map(np.testing.assert_array_equal, got, before)
+    for name, owned in state.rows.items():
+        old = kept.rows[name].rows
+        jax.tree.map(np.testing.assert_array_equal, owned.rows["statistics"], old["statistics"])
+        np.testing.assert_array_equal(owned.rows["momentum"], old["momentum"])
+    assert counts(state)["skipped_updates"] == 1
+    state = state._replace(step=state.step - 1)  # so that the rates are those of the clean run
+    for g in grads[2:]:
+        updates, state = update(g, state, got)
+        got = optax.apply_updates(got, updates)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), got, clean)
+    assert counts(clean_state)["skipped_updates"] == 0
+
+
+def test_gradients_whose_squares_overflow_keep_the_statistics():
+    made = optimizer()
+    params, g = random_tree(0), random_tree(1)
+    large = g | {"dense": g["dense"] * np.float32(1e25)}
+    tx, update = made
+    state = tx.init(params)
+    _, first = update(g, state, params)
+    updates, second = update(large, first, params)
+    assert counts(second)["skipped_statistics"] == 4  # two axes of the two blocks of 20 x 13
+    for name in ("16x13", "4x13"):
+        old, new = first.rows[name].rows, second.rows[name].rows
+        np.testing.assert_array_equal(new["statistics"]["0"], old["statistics"]["0"])
+    assert all(np.all(np.isfinite(u)) for u in jax.tree.leaves(updates))
+
+
+def test_a_root_that_fails_keeps_the_previous_one_and_is_counted():
+    made = optimizer()
+    params, g = random_tree(0), random_tree(1)
+    _, state = run(made, params, [g])
+    rows = state.rows["16"].rows
+    poisoned = rows["statistics"]["0"].at[0].set(jnp.nan)
+    broken = state.rows["16"].replace(rows=rows | {"statistics": {"0": poisoned}})
+    updates, after = made[1](g, state._replace(rows=state.rows | {"16": broken}), params)
+    new = after.rows["16"].rows["roots"]["0"]
+    np.testing.assert_array_equal(new[0], rows["roots"]["0"][0])
+    assert np.any(new[1] != rows["roots"]["0"][1])
+    assert counts(after)["failed_roots"] == 1
+    assert all(np.all(np.isfinite(u)) for u in jax.tree.leaves(updates))
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-20, 1e-12, 1e-3, 1e3, 1e12])
+def test_the_direction_does_not_depend_on_the_gradients_scale(scale):
+    made = optimizer()
+    params, g = random_tree(0), random_tree(1)
+    tx, update = made
+    state = tx.init(params)
+    for owned in state.rows.values():  # without the first steps' eps I
+        owned.rows["statistics"] = jax.tree.map(jnp.zeros_like, owned.rows["statistics"])
+    unit, _ = update(g, state, params)
+    scaled, _ = update({k: np.float32(x * scale) for k, x in g.items()}, state, params)
+    for k in SHAPES:
+        # Below 1e-19 the squares underflow: the statistics are zero and the graft is what is left.
+        wanted = unit[k] if scale > 1e-18 else -0.19 * g[k]
+        np.testing.assert_allclose(scaled[k] / scale, wanted, rtol=2e-3, atol=2e-3)
+
+
+def test_layers_without_gradient_stay_finite_for_hundreds_of_steps_and_wake_up():
+    made = optimizer()
+    params = random_tree(0)
+    dead = {k: g * (k != "dense") for k, g in random_tree(1).items()}
+    got, state = run(made, params, [dead] * 600)
+    np.testing.assert_array_equal(got["dense"], params["dense"])
+    updates, state = made[1](random_tree(2), state, got)
+    length = np.linalg.norm(updates["dense"])
+    wanted = float(rate(600)) * 1.9 * np.linalg.norm(random_tree(2)["dense"])
+    assert length == pytest.approx(wanted, rel=1e-4)
+    assert counts(state)["failed_roots"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("graft_type", list(LayerwiseGrafting))
+def test_every_graft_gives_its_own_length(graft_type):
+    shapes = {"w": (20, 13), "b": (7,)}
+    params, g = random_tree(0, shapes), random_tree(1, shapes)
+    made = optimizer(graft_type=graft_type, nesterov=False, weight_decay=0.01)
+    after, _ = run(made, params, [g])
+    step = (np.float64(after["w"]) - params["w"]) / -0.1
+    w, gw = np.float64(params["w"]), np.float64(g["w"])
+    lengths = {"SGD": np.linalg.norm(gw), "ADAGRAD": gw.size**0.5}
+    lengths["RMSPROP"] = (gw.size / (1 - 0.85)) ** 0.5
+    if graft_type == LayerwiseGrafting.LARS:
+        trust = 0.001 * np.linalg.norm(w) / (np.linalg.norm(gw) + 0.01 * np.linalg.norm(w))
+        direction, wanted = step / trust - 0.01 * w, np.linalg.norm(gw)
+    elif graft_type == LayerwiseGrafting.NONE:
+        one = reference.Shampoo(
+            w,
+            rate=rate,
+            beta1=0.9,
+            beta2=0.85,
+            epsilon=1.5e-5,
+            relative=True,
+            p=4,
+            decay=0.0,
+            start=0,
+            block=16,
+        )
+        direction, wanted = step - 0.01 * w, np.linalg.norm(one._direction(gw))
+    else:
+        direction, wanted = step - 0.01 * w, lengths[graft_type.name]
+    assert np.linalg.norm(direction) == pytest.approx(wanted, rel=1e-3)
+
+
+def test_a_model_of_scalars_only_is_sgd():
+    tx = optim.distributed_shampoo(0.1, beta1=0.9, nesterov=True)
+    params = {"a": jnp.float32(2.0), "b": jnp.float32(-1.0)}
+    updates, _ = tx.update({"a": jnp.float32(1.0), "b": jnp.float32(3.0)}, tx.init(params), params)
+    np.testing.assert_allclose([updates["a"], updates["b"]], [-0.19, -0.57], rtol=1e-6)
+
+
+def test_hyperparameters_out_of_range_are_refused():
+    for field, value in [
+        ("exponent_override", 2.5),
+        ("block_size", 0),
+        ("beta1", 1.0),
+        ("graft_type", "lamb"),
+        ("statistics_compute_steps", 0),
+    ]:
+        with pytest.raises(ValueError, match=f"optimizer.{field}="):
+            optim.distributed_shampoo(0.1, **{field: value})
