@@ -39,6 +39,12 @@ def test_resize_is_keys_bicubic_rounded_and_clipped(shape):
     assert np.abs(resized - np.clip(exact, 0, 255)).max() < 0.5 + 0.3
 
 
+def test_an_image_of_the_right_size_passes_unchanged():
+    image = np.arange(256, dtype=np.uint8).repeat(3 * 4).reshape(32, 32, 3)
+    resized = preprocess.resize(tensorflow().constant(image), 32, "uint8").numpy()
+    np.testing.assert_array_equal(resized, image)
+
+
 def test_bfloat16_keeps_the_overshoot_of_the_submissions():
     image = np.zeros((40, 40, 3), np.uint8)
     image[:, 20:] = 255
