@@ -27,7 +27,9 @@ from jax import Array, lax
 
 # "Roughly at the limit of condition number that can be correctly inverted with fp32" (seed README).
 MIN_RIDGE = 1e-6
-SMALLEST_SCALE = 2.0**-120  # smaller matrices count as that small: 1 / scale stays finite
+# Smaller matrices count as that small: the entries that float32 flushes to zero, below 1e-38,
+# would make them indefinite by more than the ridge. At the other end 1 / scale must not be flushed.
+SMALLEST_SCALE, LARGEST_SCALE = 2.0**-100, 2.0**125
 TOLERANCE = 2e-5  # of the schedule, relative; float32 rounding leaves about 1e-4
 POWER_STEPS, FILTER_DEGREE, FILTER = 4, 12, 0.95  # of `largest_eigenvalue`
 CHUNK = 16  # matrices at a time: their temporaries stay in a CPU's cache
@@ -198,7 +200,7 @@ def inverse_pth_root(a: Array, p: int, ridge: float, relative: bool) -> tuple[Ar
 
     r is `ridge * lambda_max` if `relative`, else `ridge`; never below MIN_RIDGE * lambda_max.
     Relative roots are scale-invariant: root(c a) = c^(-1/p) root(a). A zero matrix counts as one
-    of scale 2^-120. Where `ok` is False (an entry is not finite, or the matrix is far from
+    of scale SMALLEST_SCALE. Where `ok` is False (an entry is not finite, or the matrix is far from
     positive semi-definite) the result is not to be used.
 
     Args:
@@ -223,7 +225,7 @@ def inverse_pth_root(a: Array, p: int, ridge: float, relative: bool) -> tuple[Ar
 def _roots(a: Array, p: int, ridge: float, relative: bool) -> tuple[Array, Array, Array]:
     diagonal = jnp.diagonal(a, axis1=1, axis2=2)
     largest = jnp.max(jnp.abs(diagonal), axis=-1)
-    scale = _power_of_two(jnp.clip(largest, SMALLEST_SCALE, 2.0**120))[:, None]
+    scale = _power_of_two(jnp.clip(largest, SMALLEST_SCALE, LARGEST_SCALE))[:, None]
     a = a * (1 / scale)[:, :, None]
     squared = _mul(a, a)
     bound = jnp.sqrt(jnp.sqrt(jnp.sum(squared * squared, axis=(1, 2))))[:, None]

@@ -234,7 +234,10 @@ class _Own(NamedTuple):
 
 def _update(plan, options, grads, state, weights, rate, devices):
     """Returns (updates in the order of the leaves, state)."""
-    own_rows = lambda leaves: jax.tree.map(devices.own, plan.to_rows(leaves))  # noqa: E731
+
+    def own_rows(leaves: list[Array]) -> dict[str, Array]:
+        return jax.tree.map(devices.own, plan.to_rows(leaves))
+
     replicated = _replicated(plan, state.rows, devices)
     old = {name: state.rows[name].rows for name in plan.buckets}
     if replicated:

@@ -288,6 +288,34 @@ def test_every_graft_gives_its_own_length(graft_type):
     assert np.linalg.norm(direction) == pytest.approx(wanted, rel=1e-3)
 
 
+def test_a_thousand_hostile_steps_end_on_course():
+    """Zeros for hundreds of steps, scales from 1e-20 to 1e3, a NaN at step 500; then descent."""
+    tx, update = optimizer()
+    target = random_tree(7)
+    params = random_tree(0)
+    state = tx.init(params)
+    r = np.random.default_rng(3)
+
+    def distance():
+        return sum(np.sum((np.float64(params[k]) - target[k]) ** 2) for k in SHAPES)
+
+    for i in range(1000):
+        g = {k: np.asarray(params[k] - target[k]) for k in SHAPES}
+        if 100 <= i < 700:
+            g = {k: np.float32(x * 10.0 ** r.uniform(-20, 3) * (k != "cube")) for k, x in g.items()}
+        if i == 500:
+            g["conv"] = np.full_like(g["conv"], np.nan)
+        if i == 700:
+            state = state._replace(step=jnp.zeros((), jnp.int32))  # the rate rises again
+            before = distance()
+        updates, state = update(g, state, params)
+        params = optax.apply_updates(params, updates)
+        assert all(np.all(np.isfinite(x)) for x in params.values()), i
+    assert counts(state)["skipped_updates"] == 1
+    assert counts(state)["failed_roots"] == 0
+    assert distance() < 0.5 * before
+
+
 def test_a_model_of_scalars_only_is_sgd():
     tx = optim.distributed_shampoo(0.1, beta1=0.9, nesterov=True)
     params = {"a": jnp.float32(2.0), "b": jnp.float32(-1.0)}
