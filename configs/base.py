@@ -10,7 +10,7 @@ from stands beside it: V07 and V10 are the JAX submissions to MLPerf training v0
 
 from collections.abc import Callable, Mapping
 
-from ml_collections import ConfigDict
+from ml_collections import ConfigDict, config_dict
 
 
 def imagenet() -> ConfigDict:
@@ -37,6 +37,7 @@ def imagenet() -> ConfigDict:
     config.dataset.name = "imagenet2012"
     config.dataset.data_dir = "data"
     config.dataset.image_size = 224
+    config.dataset.flip = config_dict.placeholder(bool)  # mirror; None: as the data set allows
     config.dataset.crop_area_min = 0.05  # V10; V07's cache of decoded images takes 0.08
     config.dataset.image_dtype = "uint8"  # "bfloat16": exactly the pixels of the submissions
     config.dataset.shuffle_buffer_examples = 16_384  # V10, a host
