@@ -30,8 +30,8 @@ def draw_jpegs(photos: list[Image.Image], n_images: int) -> list[bytes]:
         width, height = SIZES[rng.integers(len(SIZES))]
         scale = max(width / photo.width, height / photo.height) * rng.uniform(1, 1.5)
         enlarged = photo.resize((int(photo.width * scale) + 1, int(photo.height * scale) + 1))
-        x = rng.integers(enlarged.width - width + 1)
-        y = rng.integers(enlarged.height - height + 1)
+        x = int(rng.integers(enlarged.width - width + 1))
+        y = int(rng.integers(enlarged.height - height + 1))
         cut = np.asarray(enlarged.crop((x, y, x + width, y + height)), np.float64)
         noisy = cut + rng.normal(0, NOISE_GREY_LEVELS, (height, width, 1))
         packed = io.BytesIO()
