@@ -31,6 +31,13 @@ from input_pipeline import spec
 from interruption import Preempted
 
 DONE, FAILED, USER_ERROR, PREEMPTED = 0, 1, 2, 75
+# A CPU step frees and allocates its 100 MB of temporaries anew; by default glibc gives them back to
+# the kernel each time, and a digits step then takes 190 ms instead of 118 (interleaved, one core).
+WORKER_ENVIRONMENT = {
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_THRESHOLD_": "4294967296",
+    "MALLOC_TRIM_THRESHOLD_": "8589934592",
+}
 STOPPED = ("preempted", "aborted")  # statuses of a run that is to be continued
 
 
@@ -297,6 +304,8 @@ def main(argv: Sequence[str]) -> int:
     except (ValueError, OSError) as e:
         print(f"error: {e}", file=sys.stderr)
         return USER_ERROR
+    for name, value in WORKER_ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(options.out / ".compile_cache"))
     manifest = Manifest(options.out / "manifest.jsonl")
     signal.signal(signal.SIGTERM, signal.default_int_handler)

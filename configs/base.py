@@ -54,6 +54,7 @@ def imagenet() -> ConfigDict:
     config.model.bn_span = 128  # V07: max(device batch, 64); 128 on 256 cores
     config.model.bn_decay = 0.9  # V07
     config.model.bn_epsilon = 1e-5  # V07
+    config.model.pointwise_as_matmul = False  # the same result, faster on a CPU
     config.model.compute_dtype = "bfloat16"  # V07 --bfloat16 default
     config.model.logits_dtype = "bfloat16"  # V07: log_softmax runs on the bfloat16 logits
 
@@ -75,6 +76,7 @@ def _proxy() -> ConfigDict:
     config.model.stem_kernel_size = 3
     config.model.stem_stride = 1
     config.model.stem_pool = False
+    config.model.pointwise_as_matmul = True
     config.model.compute_dtype = "float32"
     config.model.logits_dtype = "float32"
     config.device_eval_batch_size = 1024

@@ -96,6 +96,37 @@ class BatchNorm(nn.Module):
         return y.reshape(x.shape).astype(x.dtype)
 
 
+class Conv(nn.Module):
+    """A convolution without bias, SAME unless padded; its kernel [k, k, c_in, features] is float32.
+
+    Attributes:
+      pointwise_as_matmul: a 1x1 kernel is applied as a matrix product over all positions. Same
+        parameter, same result; XLA's CPU backend takes a fourth of the time for its gradient.
+    """
+
+    features: int
+    kernel_size: int
+    stride: int = 1
+    padding: Any = "SAME"
+    dtype: Any = jnp.float32
+    pointwise_as_matmul: bool = False
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        size, stride = self.kernel_size, self.stride
+        shape = (size, size, x.shape[-1], self.features)
+        kernel = self.param("kernel", nn.initializers.lecun_normal(), shape, jnp.float32)
+        x, kernel = x.astype(self.dtype), kernel.astype(self.dtype)
+        if size == 1 and self.pointwise_as_matmul:
+            x = x[:, ::stride, ::stride]
+            y = x.reshape(-1, x.shape[-1]) @ kernel[0, 0]
+            return y.reshape(*x.shape[:-1], self.features)
+        layout = ("NHWC", "HWIO", "NHWC")
+        return lax.conv_general_dilated(
+            x, kernel, (stride, stride), self.padding, dimension_numbers=layout
+        )
+
+
 class BottleneckBlock(nn.Module):
     """1x1, 3x3 (strided), 1x1 to 4 * width channels, added to a projection of the input."""
 
@@ -106,15 +137,14 @@ class BottleneckBlock(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array, train: bool) -> Array:
-        strides = (self.stride, self.stride)
-        y = self.conv(self.width, (1, 1), name="conv1")(x)
+        y = self.conv(self.width, 1, name="conv1")(x)
         y = nn.relu(self.norm(name="bn1")(y, train))
-        y = self.conv(self.width, (3, 3), strides, name="conv2")(y)
+        y = self.conv(self.width, 3, self.stride, name="conv2")(y)
         y = nn.relu(self.norm(name="bn2")(y, train))
-        y = self.conv(4 * self.width, (1, 1), name="conv3")(y)
+        y = self.conv(4 * self.width, 1, name="conv3")(y)
         y = self.norm(name="bn3", scale_init=nn.initializers.zeros)(y, train)
         if x.shape != y.shape:
-            x = self.conv(4 * self.width, (1, 1), strides, name="conv_proj")(x)
+            x = self.conv(4 * self.width, 1, self.stride, name="conv_proj")(x)
             x = self.norm(name="bn_proj")(x, train)
         return nn.relu(x + y)
 
@@ -129,6 +159,7 @@ class ResNet(nn.Module):
       stem_kernel_size, stem_stride: of the first convolution, explicitly padded by kernel // 2.
       stem_pool: 3x3 max-pooling with stride 2 after the stem.
       bn_span, bn_decay, bn_epsilon: see `BatchNorm`.
+      pointwise_as_matmul: see `Conv`.
       compute_dtype: of convolutions and activations; parameters are float32.
       logits_dtype: of the output, hence of log_softmax (the JAX submissions: bfloat16).
       axis_name: the device axis, for a bn_span above the device batch.
@@ -143,13 +174,14 @@ class ResNet(nn.Module):
     bn_span: int = 0
     bn_decay: float = 0.9
     bn_epsilon: float = 1e-5
+    pointwise_as_matmul: bool = False
     compute_dtype: Any = jnp.float32
     logits_dtype: Any = jnp.float32
     axis_name: str | None = None
 
     @nn.compact
     def __call__(self, x: Array, train: bool) -> Array:
-        conv = partial(nn.Conv, use_bias=False, dtype=self.compute_dtype)  # lecun_normal, SAME
+        conv = partial(Conv, dtype=self.compute_dtype, pointwise_as_matmul=self.pointwise_as_matmul)
         norm = partial(
             BatchNorm,
             span=self.bn_span,
@@ -159,9 +191,7 @@ class ResNet(nn.Module):
         )
         kernel, stride, pad = self.stem_kernel_size, self.stem_stride, self.stem_kernel_size // 2
         x = x.astype(self.compute_dtype)
-        x = conv(
-            self.width, (kernel, kernel), (stride, stride), padding=[(pad, pad)] * 2, name="stem"
-        )(x)
+        x = conv(self.width, kernel, stride, [(pad, pad)] * 2, name="stem")(x)
         x = nn.relu(norm(name="bn_stem")(x, train))
         if self.stem_pool:
             x = nn.max_pool(x, (3, 3), strides=(2, 2), padding="SAME")

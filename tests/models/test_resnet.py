@@ -1,5 +1,7 @@
 """The network against float64 numpy, against closed forms, and over placements."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -135,6 +137,24 @@ def test_forward_pass_is_the_float64_transcription(side, stem, span):
     wide = jax.tree.map(lambda w: np.asarray(w, np.float64), params)
     want = forward(wide, x.astype(np.float64), (1, 1), span, stem)
     np.testing.assert_allclose(got, want, rtol=2e-3, atol=2e-3 * np.abs(want).max())
+
+
+def test_pointwise_convolutions_as_matrix_products_are_the_same_network():
+    model = ResNet((1, 1), 4, 5, 3, 1, False, bn_span=6)
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(6, 8, 8, 3)).astype(np.float32)
+    variables = random_variables(model, x, rng)
+    other = model.clone(pointwise_as_matmul=True)
+    assert jax.tree.map(jnp.shape, shapes(other, 8, 3)) == jax.tree.map(jnp.shape, variables)
+
+    def loss(model, params):
+        v = variables | {"params": params}
+        return jnp.square(model.apply(v, x, train=True, mutable=["batch_stats"])[0]).sum()
+
+    want = jax.jit(jax.grad(partial(loss, model)))(variables["params"])
+    got = jax.jit(jax.grad(partial(loss, other)))(variables["params"])
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-4 * np.abs(b).max() + 1e-4)
 
 
 def test_initialisers():
