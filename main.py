@@ -27,6 +27,7 @@ def is_ours(error: ValueError) -> bool:
 
 def main(argv: Sequence[str]) -> int:
     """Returns the exit status; user errors are one line on standard error."""
+    argv = command_line.joined(argv)
     flag_values = flags.FlagValues()
     command_line.define_config_flag(flag_values, argv)
     flags.DEFINE_string(

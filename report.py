@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     try:
         make_report(options.dirs, options.json, options.html)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         print(f"report.py: {error}", file=sys.stderr)
         return 2
     return 0

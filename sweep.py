@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import dataclasses
 import datetime
+import fcntl
 import json
 import multiprocessing
 import multiprocessing.connection
@@ -25,7 +26,11 @@ import traceback
 from collections import deque
 from collections.abc import Sequence
 
+from etils import epath
+from ml_collections import ConfigDict
+
 import input_pipeline
+import workdir as files
 from configs import command_line, plan
 from input_pipeline import spec
 from interruption import Preempted
@@ -38,6 +43,7 @@ WORKER_ENVIRONMENT = {
     "MALLOC_MMAP_THRESHOLD_": "4294967296",
     "MALLOC_TRIM_THRESHOLD_": "8589934592",
 }
+MOST_SEEDS = 10_000
 STOPPED = ("preempted", "aborted")  # statuses of a run that is to be continued
 
 
@@ -54,8 +60,19 @@ class Run:
         return f"{self.recipe} seed {self.seed}"
 
     def is_complete(self) -> bool:
-        file = self.folder / "run.json"
-        return file.exists() and json.loads(file.read_text()).get("status") != "aborted"
+        """ValueError: its run.json is damaged; the message names it."""
+        file = epath.Path(self.folder / "run.json")
+        return file.exists() and files.read_json(file).get("status") != "aborted"
+
+
+def check_parts(config: ConfigDict) -> None:
+    """Raises ValueError for a data set or an optimizer that cannot be built, before any worker."""
+    import optim  # late: it starts JAX, which --help need not
+
+    input_pipeline.describe(**config.dataset.to_dict())
+    hyperparameters = config.optimizer.to_dict()
+    name = hyperparameters.pop("name")
+    optim.make_optimizer(name, hyperparameters, config.schedule.to_dict(), config.total_steps)
 
 
 def prepare_data(name: str, data_dir: str) -> None:
@@ -64,7 +81,6 @@ def prepare_data(name: str, data_dir: str) -> None:
     Raises:
       ValueError: it cannot be made or fetched; the message says what to do.
     """
-    input_pipeline.describe(name, data_dir)
     if spec.locate(name, data_dir) is None:
         command = [sys.executable, "-m", "input_pipeline", f"--name={name}"]
         done = subprocess.run(
@@ -87,11 +103,17 @@ def parse_seeds(text: str) -> list[int]:
     """
     try:
         first, colon, last = text.partition(":")
-        seeds = list(range(int(first), int(last))) if colon else [int(s) for s in text.split(",")]
+        seeds = (
+            list(range(int(first), int(last))[: MOST_SEEDS + 1])
+            if colon
+            else [int(s) for s in text.split(",")]
+        )
     except ValueError as e:
         raise ValueError(f"seeds={text}: needs integers, as 0:10 (0 to 9) or 0,1,5") from e
     if not seeds:
         raise ValueError(f"seeds={text}: holds no seed; 0:10 means 0 to 9")
+    if len(seeds) > MOST_SEEDS:
+        raise ValueError(f"seeds={text}: more than {MOST_SEEDS} seeds")
     if len(set(seeds)) < len(seeds):
         raise ValueError(f"seeds={text}: names a seed twice")
     return seeds
@@ -114,6 +136,9 @@ def work(connection, cores: Sequence[int], overrides: Sequence[str]) -> None:
                 status = train.train_and_evaluate(config, str(run.folder)).status
             except Preempted:
                 status = "preempted"
+            except ValueError as e:  # the same again on a second attempt
+                traceback.print_exc()
+                status = f"failed: {e}"
             except Exception as e:
                 traceback.print_exc()
                 status = f"crashed: {type(e).__name__}: {e}"
@@ -284,30 +309,40 @@ def main(argv: Sequence[str]) -> int:
         recipes = options.recipes.replace(",", " ").split()
         if not recipes:
             raise ValueError("recipes: names none; give some, as 'lars:digits shampoo:digits'")
+        if len(set(recipes)) < len(recipes):
+            raise ValueError(f"recipes={options.recipes}: names a recipe twice")
         for field in ("workers", "attempts"):
             if getattr(options, field) < 1:
                 raise ValueError(f"{field}={getattr(options, field)}: needs at least 1")
-        datasets = set()
         for recipe in recipes:
             for seed in seeds:
                 config = command_line.load(recipe, [*overrides, f"--config.seed={seed}"])
                 plan.validate(config)
-            datasets.add((config.dataset.name, config.dataset.data_dir))
+            check_parts(config)
         runs = plan_runs(recipes, seeds, options.out)
         if options.dry_run:
             for run in runs:
                 print(f"{run.name:<32} {run.folder}  {'complete' if run.is_complete() else ''}")
             return DONE
-        for name, data_dir in sorted(datasets):
-            prepare_data(name, data_dir)
+        for recipe in recipes:
+            dataset = command_line.load(recipe, overrides).dataset
+            prepare_data(dataset.name, dataset.data_dir)
         options.out.mkdir(parents=True, exist_ok=True)
+        lock = (options.out / ".lock").open("w")
+        manifest = Manifest(options.out / "manifest.jsonl")
+        manifest.path.open("a").close()
     except (ValueError, OSError) as e:
-        print(f"error: {e}", file=sys.stderr)
+        message = f"out={options.out}: cannot be written ({e})" if isinstance(e, OSError) else e
+        print(f"error: {message}", file=sys.stderr)
+        return USER_ERROR
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a dead sweep's lock is gone with it
+    except OSError:
+        print(f"error: out={options.out}: another sweep is at work there", file=sys.stderr)
         return USER_ERROR
     for name, value in WORKER_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(options.out / ".compile_cache"))
-    manifest = Manifest(options.out / "manifest.jsonl")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         ended = sweep(runs, manifest, options.workers, options.attempts, overrides)
@@ -315,7 +350,7 @@ def main(argv: Sequence[str]) -> int:
         print("\nstopping: every worker saves its run; the same command continues", flush=True)
         stop_workers()
         return PREEMPTED
-    return FAILED if any(s.startswith("crashed") for s in ended.values()) else DONE
+    return FAILED if any(s.startswith(("crashed", "failed")) for s in ended.values()) else DONE
 
 
 if __name__ == "__main__":

@@ -127,6 +127,12 @@ def train_and_evaluate(config: ConfigDict, workdir: str) -> RunResult:
     folder = epath.Path(workdir)
     complete = files.claim(folder, config)
     if complete is not None:
+        known = {field.name for field in dataclasses.fields(RunResult)}
+        if set(complete) != known:
+            raise ValueError(
+                f"{folder / 'run.json'}: was not written by this version of the code; "
+                "give another workdir, or remove this one"
+            )
         print(f"{folder}: this run is complete already")
         return RunResult(**complete)
 

@@ -51,24 +51,38 @@ def config_as_json(config: ConfigDict) -> dict[str, Any]:
     return json.loads(config.to_json())
 
 
+def read_json(path: epath.Path) -> Any:
+    """Reads one of a run's files.
+
+    Raises:
+      ValueError: it is damaged; the message names it.
+    """
+    try:
+        return json.loads(path.read_text())
+    except ValueError as e:
+        raise ValueError(f"{path}: is damaged ({e}); remove it, or the whole folder") from e
+
+
 def claim(workdir: epath.Path, config: ConfigDict) -> Mapping[str, Any] | None:
     """Makes the folder this run's; returns the run.json of a run that is already complete.
 
     Raises:
-      ValueError: the folder cannot be written, or holds the run of another config.
+      ValueError: the folder cannot be written, holds the run of another config, or a damaged one.
     """
     wanted = config_as_json(config)
     config_file, run_file = workdir / "config.json", workdir / "run.json"
     try:
         if config_file.exists():
-            different = _first_difference(json.loads(config_file.read_text()), wanted)
+            different = _first_difference(read_json(config_file), wanted)
             if different:
                 raise ValueError(
                     f"workdir={workdir}: holds the run of another config ({different}); "
                     "give another workdir, or remove this one"
                 )
             if run_file.exists():
-                run = json.loads(run_file.read_text())
+                run = read_json(run_file)
+                if not isinstance(run, dict) or "status" not in run:
+                    raise ValueError(f"{run_file}: says no status; remove it, or the whole folder")
                 return None if run["status"] == "aborted" else run
         else:
             workdir.mkdir(parents=True, exist_ok=True)
@@ -89,6 +103,8 @@ def _first_difference(there: Any, wanted: Any, field: str = "") -> str | None:
             if found:
                 return found
         return None
+    if not field and there != wanted:
+        return "its config.json is none of ours"
     return None if there == wanted else f"{field}={there} there, {wanted} now"
 
 

@@ -42,6 +42,17 @@ def define_config_flag(flag_values: flags.FlagValues, argv: Sequence[str] | None
     )
 
 
+def joined(argv: Sequence[str]) -> list[str]:
+    """`--config FILE` as `--config=FILE`."""
+    result: list[str] = []
+    for argument in argv:
+        if result and result[-1] == "--config":
+            result[-1] = f"--config={argument}"
+        else:
+            result.append(argument)
+    return result
+
+
 def parse(argv: Sequence[str], flag_values: flags.FlagValues) -> ConfigDict:
     """Parses argv (program name first) and returns the config with its overrides.
 
@@ -52,9 +63,9 @@ def parse(argv: Sequence[str], flag_values: flags.FlagValues) -> ConfigDict:
         remaining = flag_values(list(argv))
         config = flag_values["config"].value
     except AttributeError as e:
-        raise ValueError(_unknown_field(argv) or f"--config: {e}") from e
-    except (flags.Error, TypeError, KeyError) as e:
-        raise ValueError(_root_message(e)) from e
+        raise ValueError(_unknown_field(argv) or f"--config: {_root_message(e)}") from e
+    except Exception as e:  # a recipe is a program: anything can go wrong in it
+        raise ValueError(f"--config: {_root_message(e)}") from e
     if config is None:
         raise ValueError(
             "--config: missing; give a recipe file, as --config=configs/shampoo.py:readme"
@@ -99,6 +110,8 @@ def _unloadable(argv: Sequence[str], error: OSError) -> str:
 
 def _unknown_field(argv: Sequence[str]) -> str | None:
     """Names the first override whose field the recipe lacks, with the fields that it has."""
+    if not any(a.startswith("--config.") for a in argv):
+        return None
     alone = [argv[0], *(a for a in argv if a.startswith("--config="))]
     flag_values = flags.FlagValues()
     define_config_flag(flag_values, alone)

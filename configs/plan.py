@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Iterator
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -36,6 +37,14 @@ class Plan:
         return dataclasses.asdict(self)
 
 
+def _numbers(config: ConfigDict, section: str = "") -> Iterator[tuple[str, float]]:
+    for name, value in config.items():
+        if isinstance(value, ConfigDict):
+            yield from _numbers(value, f"{section}{name}.")
+        elif isinstance(value, float):
+            yield f"{section}{name}", value
+
+
 def validate(config: ConfigDict) -> None:
     """Checks everything that needs neither data nor devices.
 
@@ -53,6 +62,8 @@ def validate(config: ConfigDict) -> None:
     def positive_integer(field: str, value: Any) -> None:
         check(field, isinstance(value, int) and value >= 1, "needs an integer of at least 1")
 
+    for field, value in _numbers(config):
+        check(field, math.isfinite(value), "must be finite")
     seed = config.seed
     check(
         "seed",
@@ -80,7 +91,13 @@ def validate(config: ConfigDict) -> None:
     )
     check("label_smoothing", 0 <= config.label_smoothing < 1, "needs a fraction from 0 to below 1")
     model = config.model
-    check("model.stage_sizes", model.stage_sizes, "needs at least one stage")
+    sizes = model.stage_sizes
+    check(
+        "model.stage_sizes",
+        isinstance(sizes, tuple) and sizes and all(type(n) is int and n >= 1 for n in sizes),
+        "needs a tuple of block counts, each an integer of at least 1, as (3, 4, 6, 3)",
+    )
+    check("mlperf_division", config.mlperf_division in ("open", "closed"), "known: open, closed")
     check("model.bn_span", model.bn_span >= 1, "needs a number of examples, at least 1")
     check("model.bn_decay", 0 <= model.bn_decay < 1, "needs a fraction from 0 to below 1")
     check("model.bn_epsilon", model.bn_epsilon > 0, "must be positive")

@@ -111,20 +111,21 @@ def describe(name: str, data_dir: str | None, **options) -> DatasetSpec:
     """
     chosen = read_options({"name": name, "data_dir": data_dir or "unused", **options})
     if data_dir is None:
-        return _with_image_size(_known(name), chosen.image_size)
+        return _with_image_size(_known(name), chosen.image_size, name == "imagenet2012")
     found = locate(name, data_dir)
     if found is None and name in KNOWN:
         # Made or fetched on first use. ImageNet cannot be.
         if name == "imagenet2012":
             raise ValueError(missing_message(name, data_dir))
-        return _with_image_size(_known(name), chosen.image_size)
+        return _with_image_size(_known(name), chosen.image_size, name == "imagenet2012")
     if found is None:
         raise ValueError(
             f"dataset.name={name}: not a known data set ({', '.join(KNOWN)}) and not prepared in "
             f"dataset.data_dir={data_dir}; prepare another one of tfds with: "
             f"python -m input_pipeline --name={name} --data_dir={data_dir}"
         )
-    return _with_image_size(_from_metadata(name, found), chosen.image_size)
+    streamed = not all(found.image_shape[:2])
+    return _with_image_size(_from_metadata(name, found), chosen.image_size, streamed)
 
 
 def _known(name: str) -> DatasetSpec:
@@ -151,9 +152,13 @@ def _from_metadata(name: str, found: prepared.Prepared) -> DatasetSpec:
     )
 
 
-def _with_image_size(spec: DatasetSpec, image_size: int | None) -> DatasetSpec:
+def _with_image_size(spec: DatasetSpec, image_size: int | None, streamed: bool) -> DatasetSpec:
+    """Small images (not `streamed`) can only be averaged over squares that divide their side."""
     if image_size is None:
         return spec
-    if image_size <= 0:
-        raise ValueError(f"dataset.image_size={image_size}: must be at least 1")
-    return replace(spec, image_shape=(image_size, image_size, spec.image_shape[2]))
+    height, width, n_channels = spec.image_shape
+    if not streamed and (height != width or height % image_size):
+        raise ValueError(
+            f"dataset.image_size={image_size}: must divide the images' {height}x{width}"
+        )
+    return replace(spec, image_shape=(image_size, image_size, n_channels))

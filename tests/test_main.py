@@ -40,6 +40,21 @@ BAD = {
     "seed beyond its range": ([SMOKE, "--config.seed=-1"], ["seed=-1"]),
     "misspelt field": ([SMOKE, "--config.total_step=3"], ["total_step", "total_steps"]),
     "misspelt flag": ([SMOKE, "--work=x"], ["work"]),
+    "image size that does not divide": ([SMOKE, "--config.dataset.image_size=7"], ["7", "8x8"]),
+    "no blocks": ([SMOKE, "--config.model.stage_sizes=(0,)"], ["stage_sizes=(0,)"]),
+    "half a block": ([SMOKE, "--config.model.stage_sizes=(1.5,)"], ["stage_sizes=(1.5,)"]),
+    "not a number": ([SMOKE, "--config.dataset.cache_limit_gib=nan"], ["cache_limit_gib=nan"]),
+    "no recipe in the file": (["--config=configs/base.py"], ["--config"]),
+    "no Python in the file": (["--config=README.md"], ["--config"]),
+    "no field name": ([SMOKE, "--config.=3"], ["--config"]),
+    "space for '='": (
+        ["--config", "configs/lars.py:smoke", "--config.nope=1"],
+        ["--config.nope", "total_steps"],
+    ),
+    "unknown grafting": (
+        ["--config=configs/shampoo.py:smoke", "--config.optimizer.graft_type=NOPE"],
+        ["graft_type", "NOPE"],
+    ),
     "missing config": ([], ["--config", "configs/shampoo.py:readme"]),
 }
 
@@ -66,6 +81,31 @@ def test_unwritable_workdir(below, tmp_path, capsys):
     assert status == 2
     assert "cannot be written" in capsys.readouterr().err
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("config.json", "{"),
+        ("config.json", "[]"),
+        ("config.json", b"\x80"),
+        ("run.json", "{"),
+        ("run.json", "{}"),
+        ("run.json", '{"status": "done"}'),
+    ],
+)
+def test_damaged_run_folder(name, content, tmp_path, capsys):
+    data = f"--config.dataset.data_dir={tmp_path / 'data'}"
+    config = main.command_line.load("lars:smoke", [data])
+    (tmp_path / "config.json").write_text(config.to_json())
+    raw = content if isinstance(content, bytes) else content.encode()
+    (tmp_path / name).write_bytes(raw)
+    assert main.main(["main.py", SMOKE, data, f"--workdir={tmp_path}"]) == 2
+    error = capsys.readouterr().err.strip()
+    assert "\n" not in error
+    assert len(error) < 300
+    assert name in error
+    assert (tmp_path / name).read_bytes() == raw
 
 
 def test_missing_workdir(capsys):

@@ -113,6 +113,10 @@ def test_seeds(text, seeds):
         (["--seeds=1.5"], ["seeds=1.5"]),
         (["--seeds=1,1"], ["twice"]),
         (["--recipes= "], ["names none"]),
+        (["--recipes=lars:smoke lars:smoke"], ["twice"]),
+        (["--seeds=0:99999999999"], ["10000"]),
+        (["--config.dataset.image_size=7"], ["image_size=7"]),
+        (["--recipes=shampoo:smoke", "--config.optimizer.graft_type=NOPE"], ["NOPE"]),
         (["--recipes=lars:digitz"], ["digitz", "digits"]),
         (["--recipes=adam:digits"], ["adam", "sm3"]),
         (["--workers=0"], ["workers=0"]),
@@ -140,6 +144,33 @@ def test_dry_run_says_what_would_be_run_and_writes_nothing(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert printed.count("seed_0001") == 2
     assert not out.exists()
+
+
+def test_a_second_sweep_in_the_same_folder_is_refused(tmp_path, capsys):
+    with (tmp_path / ".lock").open("w") as lock:
+        sweep.fcntl.flock(lock, sweep.fcntl.LOCK_EX)
+        data = f"--config.dataset.data_dir={tmp_path / 'data'}"
+        status = sweep.main(["--recipes=lars:smoke", "--seeds=0:1", f"--out={tmp_path}", data])
+    assert status == 2
+    assert "another sweep is at work" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("damage", ["run", "out", "manifest"])
+def test_damaged_folder_gets_one_line(damage, tmp_path, capsys):
+    out = tmp_path / "out"
+    if damage == "out":
+        out.write_text("a file")
+    elif damage == "manifest":
+        (out / "manifest.jsonl").mkdir(parents=True)
+    else:
+        (out / "lars:smoke/seed_0000").mkdir(parents=True)
+        (out / "lars:smoke/seed_0000/run.json").write_text("{")
+    data = f"--config.dataset.data_dir={tmp_path / 'data'}"
+    arguments = ["--recipes=lars:smoke", "--seeds=0:1", f"--out={out}", data]
+    assert sweep.main(arguments + (["--dry_run"] if damage == "run" else [])) == 2
+    error = capsys.readouterr().err.strip()
+    assert "\n" not in error
+    assert str(out) in error
 
 
 def test_two_real_runs_and_their_report(tmp_path, monkeypatch):
