@@ -44,7 +44,6 @@ BAD = {
     "no blocks": ([SMOKE, "--config.model.stage_sizes=(0,)"], ["stage_sizes=(0,)"]),
     "half a block": ([SMOKE, "--config.model.stage_sizes=(1.5,)"], ["stage_sizes=(1.5,)"]),
     "not a number": ([SMOKE, "--config.dataset.cache_limit_gib=nan"], ["cache_limit_gib=nan"]),
-    "no recipe in the file": (["--config=configs/base.py"], ["--config"]),
     "no Python in the file": (["--config=README.md"], ["--config"]),
     "no field name": ([SMOKE, "--config.=3"], ["--config"]),
     "space for '='": (
