@@ -9,8 +9,8 @@ import numpy as np
 from PIL import Image
 
 SIZES = [(500, 375)] * 6 + [(375, 500)] * 2 + [(500, 333), (400, 350)]  # width, height
-QUALITIES = (88, 96)
-NOISE_GREY_LEVELS = 6
+QUALITIES = (93, 98)
+NOISE_GREY_LEVELS = 10
 SYNSETS = ("n01440764", "n01443537")
 
 
