@@ -219,7 +219,7 @@ def _init(plan: Plan, shapes: list[tuple[int, ...]], options: Options) -> Shampo
     )
 
 
-# One update.
+# One update. The scopes name its parts in a compiled program.
 
 
 class _Own(NamedTuple):
@@ -242,12 +242,13 @@ def _update(plan, options, grads, state, weights, rate, devices):
     old = {name: state.rows[name].rows for name in plan.buckets}
     if replicated:
         old = jax.tree.map(devices.own, old)
-    g = own_rows(grads)
+    with jax.named_scope("rows"):
+        g = own_rows(grads)
+        w: dict[str, Array] = own_rows(weights) if _needs_weights(plan, options) else {}
     lengths = {"gradient": {name: b.norms(g[name]) for name, b in plan.buckets.items()}}
     graft, accumulator = _grafts(options, g, old)
     if grafting.accumulates(options.graft_type):
         lengths["graft"] = {name: b.norms(graft[name]) for name, b in plan.buckets.items()}
-    w: dict[str, Array] = own_rows(weights) if _needs_weights(plan, options) else {}
     if options.graft_type == LayerwiseGrafting.LARS:
         lengths["weight"] = {name: b.norms(w[name]) for name, b in plan.buckets.items()}
     report = devices.gather_columns(plan, lengths)
@@ -255,9 +256,12 @@ def _update(plan, options, grads, state, weights, rate, devices):
     ok = jnp.all(jnp.stack([jnp.all(jnp.isfinite(report["gradient"])), *finite]))
 
     usable = {name: ok & (x < LARGEST_NORM) for name, x in lengths["gradient"].items()}
-    statistics, kept = _statistics(options, g, usable, old, state.step)
-    roots, failed, raised = _roots(plan, options, statistics, old, state.step)
-    shampoo = {name: preconditioner.precondition(g[name], roots[name]) for name in g}
+    with jax.named_scope("statistics"):
+        statistics, kept = _statistics(options, g, usable, old, state.step)
+    with jax.named_scope("roots"):
+        roots, failed, raised = _roots(plan, options, statistics, old, state.step)
+    with jax.named_scope("preconditioning"):
+        shampoo = {name: preconditioner.precondition(g[name], roots[name]) for name in g}
     own_lengths = {name: b.norms(shampoo[name]) for name, b in plan.buckets.items()}
     counts = {"kept": kept, "failed": failed, "raised": raised}
     report |= devices.gather_columns(plan, {"shampoo": own_lengths} | counts)
@@ -269,13 +273,13 @@ def _update(plan, options, grads, state, weights, rate, devices):
         lambda: ({k: jnp.zeros_like(x) for k, x in g.items()}, _elementwise(old)),
     )
     new: dict[str, Rows] = {}
-    gathered = {}
     for name, b in plan.buckets.items():
         new[name] = momenta[name] | {"statistics": statistics[name], "roots": roots[name]}
         if replicated:
             new[name] = jax.tree.map(lambda x, n=b.n: devices.gather(x, n), new[name])
-        gathered[name] = devices.gather(steps[name], b.n)
-    updates = plan.from_rows(gathered)
+    with jax.named_scope("gather"):
+        gathered = {name: devices.gather(steps[name], b.n) for name, b in plan.buckets.items()}
+        updates = plan.from_rows(gathered)
     plain = {}
     for i in plan.plain:
         before = state.plain[str(i)]
