@@ -1,108 +1,11 @@
-"""The pool: order, crashes, resumption, messages. Workers here are stand-ins that train nothing."""
+"""The command line of a sweep: each mistake gets one line; the whole way through workers."""
 
+import fcntl
 import json
-import os
-import pathlib
-import sys
 
 import pytest
 
 import sweep
-
-
-def stand_in(connection, cores, overrides):
-    """Notes each run in run.json; dies at seed 1's first attempt, always crashes at seed 2."""
-    while (run := connection.recv()) is not None:
-        mark = run.folder.parent / f"{run.folder.name}.died"
-        if run.seed == 1 and not mark.exists():
-            mark.touch()
-            os._exit(9)
-        if run.seed == 6 and not mark.exists():
-            mark.touch()
-            connection.send("preempted")
-            sys.exit(75)
-        if run.seed == 2:
-            connection.send("crashed: ValueError: always")
-            continue
-        run.folder.mkdir(parents=True, exist_ok=True)
-        (run.folder / "run.json").write_text(json.dumps({"pid": os.getpid()}))
-        connection.send("diverged" if run.seed == 3 else "done")
-
-
-@pytest.fixture
-def swept(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(sweep, "work", stand_in)
-
-    def run(recipes, seeds, n_workers=2, attempts=2):
-        runs = sweep.plan_runs(recipes, seeds, tmp_path)
-        manifest = sweep.Manifest(tmp_path / "manifest.jsonl")
-        ended = sweep.sweep(runs, manifest, n_workers, attempts, [])
-        lines = [json.loads(x) for x in manifest.path.read_text().splitlines()]
-        return {(r.recipe, r.seed): s for r, s in ended.items()}, lines, capsys.readouterr().out
-
-    return run
-
-
-def test_every_run_ends_and_none_is_dropped(swept):
-    ended, lines, out = swept(["a:x", "b:x"], range(5))
-    assert len(ended) == 10
-    for recipe in ("a:x", "b:x"):
-        assert ended[recipe, 0] == ended[recipe, 4] == "done"
-        assert ended[recipe, 1] == "done"  # its worker died once
-        assert ended[recipe, 2] == "crashed: ValueError: always"
-        assert ended[recipe, 3] == "diverged"
-    assert out.count("worker ended with 9; trying again") == 2
-    last = {(x["recipe"], x["seed"]): x for x in lines}
-    assert last["a:x", 1]["attempt"] == 2
-    assert last["a:x", 2]["status"].startswith("crashed")
-    assert last["a:x", 2]["attempt"] == 2
-
-
-def test_a_preempted_run_is_continued_and_that_is_no_attempt(swept):
-    ended, lines, _ = swept(["a:x"], [6], n_workers=1, attempts=1)
-    assert ended == {("a:x", 6): "done"}
-    assert [(x["status"], x["attempt"]) for x in lines] == [
-        ("started", 1),
-        ("preempted", 1),
-        ("started", 1),
-        ("done", 1),
-    ]
-
-
-def test_a_second_call_runs_only_what_is_not_complete(swept, tmp_path):
-    swept(["a:x"], [0, 4])
-    first = (tmp_path / "a:x/seed_0000/run.json").read_text()
-    ended, _, out = swept(["a:x"], [0, 4, 5])
-    assert set(ended) == {("a:x", 5)}
-    assert "2 of 3 runs are complete already" in out
-    assert (tmp_path / "a:x/seed_0000/run.json").read_text() == first
-
-
-def test_a_worker_stays_with_its_recipe(swept, tmp_path):
-    swept(["a:x", "b:x"], [0, 4, 5, 7], n_workers=2)
-    pids = [
-        {json.loads(p.read_text())["pid"] for p in (tmp_path / r).glob("*/run.json")}
-        for r in ("a:x", "b:x")
-    ]
-    assert all(len(p) <= 2 for p in pids)
-    assert len(pids[0] | pids[1]) <= 2
-
-
-def test_next_run_prefers_the_workers_recipe_then_one_that_nobody_is_on():
-    runs = sweep.plan_runs(["a:x", "b:x"], [0, 1], pathlib.Path("out"))
-    waiting = sweep.deque(runs)
-    on_b, fresh = sweep.Worker(None, None, last_recipe="b:x"), sweep.Worker(None, None)
-    assert sweep.next_run(waiting, on_b, {"a:x"}) == runs[2]
-    assert list(waiting) == [runs[0], runs[1], runs[3]]
-    assert sweep.next_run(waiting, fresh, {"a:x"}) == runs[3]
-    assert sweep.next_run(waiting, on_b, {"a:x"}) == runs[0]  # rather help than idle
-
-
-@pytest.mark.parametrize(
-    ("text", "seeds"), [("0:3", [0, 1, 2]), ("5:6", [5]), ("3", [3]), ("4,1", [4, 1])]
-)
-def test_seeds(text, seeds):
-    assert sweep.parse_seeds(text) == seeds
 
 
 @pytest.mark.parametrize(
@@ -148,7 +51,7 @@ def test_dry_run_says_what_would_be_run_and_writes_nothing(tmp_path, capsys):
 
 def test_a_second_sweep_in_the_same_folder_is_refused(tmp_path, capsys):
     with (tmp_path / ".lock").open("w") as lock:
-        sweep.fcntl.flock(lock, sweep.fcntl.LOCK_EX)
+        fcntl.flock(lock, fcntl.LOCK_EX)
         data = f"--config.dataset.data_dir={tmp_path / 'data'}"
         status = sweep.main(["--recipes=lars:smoke", "--seeds=0:1", f"--out={tmp_path}", data])
     assert status == 2

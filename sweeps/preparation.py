@@ -1,0 +1,34 @@
+"""What is checked and made before the first run starts, so that no worker meets it."""
+
+import subprocess
+import sys
+
+from ml_collections import ConfigDict
+
+import input_pipeline
+from input_pipeline import spec
+
+
+def check_parts(config: ConfigDict) -> None:
+    """Raises ValueError for a data set or an optimizer that cannot be built."""
+    import optim  # late: it starts JAX, which --help need not
+
+    input_pipeline.describe(**config.dataset.to_dict())
+    hyperparameters = config.optimizer.to_dict()
+    name = hyperparameters.pop("name")
+    optim.make_optimizer(name, hyperparameters, config.schedule.to_dict(), config.total_steps)
+
+
+def prepare_data(name: str, data_dir: str) -> None:
+    """Prepares a data set that is not there yet, in a process of its own.
+
+    Raises:
+      ValueError: it cannot be made or fetched; the message says what to do.
+    """
+    if spec.locate(name, data_dir) is None:
+        command = [sys.executable, "-m", "input_pipeline", f"--name={name}"]
+        done = subprocess.run(
+            [*command, f"--data_dir={data_dir}"], capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            raise ValueError((done.stderr.strip().splitlines() or ["no message"])[-1])

@@ -1,0 +1,66 @@
+"""The runs that are still to be done: what is taken, tried again, given up, and said about it."""
+
+import datetime
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+
+from sweeps.manifest import Manifest
+from sweeps.runs import Run
+
+STOPPED = ("preempted", "aborted")  # statuses of a run that is to be continued
+
+
+class Queue:
+    """All runs that are not complete; none is ever dropped.
+
+    Attributes:
+      waiting: runs to take, in order.
+      ended: how each run ended that needs nothing more: done, diverged, "crashed: ..." or
+        "failed: ..." (a user error, which would be the same on a second attempt).
+    """
+
+    def __init__(self, runs: Sequence[Run], manifest: Manifest, attempts: int):
+        self.waiting = deque(run for run in runs if not run.is_complete())
+        self.manifest, self.attempts = manifest, attempts
+        self.total = len(self.waiting)
+        self.tries = dict.fromkeys(self.waiting, 0)
+        self.ended: dict[Run, str] = {}
+        self.began = time.monotonic()
+        complete = len(runs) - self.total
+        if complete:
+            print(f"{complete} of {len(runs)} runs are complete already", flush=True)
+
+    @property
+    def is_over(self) -> bool:
+        return len(self.ended) == self.total
+
+    def take(self, run: Run) -> None:
+        self.waiting.remove(run)
+        self.tries[run] += 1
+        run.folder.parent.mkdir(parents=True, exist_ok=True)
+        self.manifest.write(run, "started", self.tries[run])
+
+    def end(self, run: Run, status: str) -> None:
+        """Takes down how an attempt ended; the run waits again if it may be tried again."""
+        self.manifest.write(run, status, self.tries[run])
+        if status in STOPPED:
+            self.tries[run] -= 1  # nobody's fault
+            self.waiting.appendleft(run)
+        elif status.startswith("crashed") and self.tries[run] < self.attempts:
+            print(f"\n{run.name}: {status}; trying again", flush=True)
+            self.waiting.append(run)
+        else:
+            self.ended[run] = status
+            if status != "done":
+                print(f"\n{run.name}: {status}; see {run.folder}.log", flush=True)
+            self.show_progress(run)
+
+    def show_progress(self, last: Run) -> None:
+        """One line, rewritten on a terminal, with the time that the rest will take so."""
+        n, seconds = len(self.ended), time.monotonic() - self.began
+        eta = datetime.timedelta(seconds=round(seconds / n * (self.total - n)))
+        line = f"{n:>3} of {self.total} runs, ETA {eta}, last: {last.name}"
+        tty = sys.stdout.isatty()
+        print(f"\r{line:<72}" if tty else line, end="" if tty else "\n", flush=True)

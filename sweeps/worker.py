@@ -1,0 +1,84 @@
+"""A worker: a process on cores of its own that takes run after run."""
+
+import contextlib
+import dataclasses
+import multiprocessing
+import multiprocessing.connection
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+from configs import command_line
+from interruption import Preempted
+from sweeps.queue import STOPPED
+from sweeps.runs import Run
+
+PREEMPTED = 75
+# A CPU step frees and allocates its 100 MB of temporaries anew; by default glibc gives them back to
+# the kernel each time, and a digits step then takes 190 ms instead of 118 (interleaved, one core).
+ENVIRONMENT = {
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_THRESHOLD_": "4294967296",
+    "MALLOC_TRIM_THRESHOLD_": "8589934592",
+}
+
+
+@dataclasses.dataclass
+class Worker:
+    """A worker's process, the pipe to it, and the run it is on."""
+
+    process: multiprocessing.process.BaseProcess
+    connection: multiprocessing.connection.Connection
+    run: Run | None = None
+    last_recipe: str = ""
+
+
+def start(cores: Sequence[int], overrides: Sequence[str]) -> Worker:
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=work, args=(theirs, cores, overrides), daemon=True)
+    process.start()
+    theirs.close()
+    return Worker(process, ours)
+
+
+def stop_all() -> None:
+    """Lets every worker save its run and end."""
+    for process in multiprocessing.active_children():
+        process.terminate()
+    for process in multiprocessing.active_children():
+        process.join()
+
+
+# In the worker's process.
+
+
+def work(connection, cores: Sequence[int], overrides: Sequence[str]) -> None:
+    """Takes runs from the connection until None comes; answers each with its status."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, cores)
+    while (run := connection.recv()) is not None:
+        status = train_logged(run, overrides)
+        connection.send(status)
+        if status in STOPPED:
+            sys.exit(PREEMPTED)
+
+
+def train_logged(run: Run, overrides: Sequence[str]) -> str:
+    """Trains, says so in FOLDER.log, and returns the status."""
+    import train
+
+    log = (run.folder.parent / f"{run.folder.name}.log").open("a")
+    with log, contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
+        try:
+            config = command_line.load(run.recipe, [*overrides, f"--config.seed={run.seed}"])
+            return train.train_and_evaluate(config, str(run.folder)).status
+        except Preempted:
+            return "preempted"
+        except ValueError as e:  # the same again on a second attempt
+            traceback.print_exc()
+            return f"failed: {e}"
+        except Exception as e:
+            traceback.print_exc()
+            return f"crashed: {type(e).__name__}: {e}"
