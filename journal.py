@@ -145,8 +145,9 @@ class Journal:
     def has_evaluated(self, step: int) -> bool:
         return any(point.step == step for point in self.curve)
 
-    def is_over(self, step: int) -> bool:
-        """Whether nothing is left to do after `step`."""
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is left to do."""
         early = self.config.stop_at_target and self.steps_to_target is not None
         return self.diverged or early or self.has_evaluated(self.plan.total_steps)
 
@@ -162,7 +163,7 @@ class Journal:
         """Writes what is left; a run that is over without the target says so in the log."""
         self._fetch(step)
         self.record.cpu_seconds = time.process_time() - self.cpu_before
-        if self.is_over(step) and self.steps_to_target is None:
+        if self.is_over and self.steps_to_target is None:
             self.event("end", constants.RUN_STOP, status=constants.ABORTED)
         self.write_files()
         if self.events:

@@ -44,6 +44,9 @@ def main(argv: Sequence[str]) -> int:
         if not flag_values.workdir:
             raise ValueError("--workdir: missing; give the folder that is to hold this run")
         plan.validate(config)
+        import optim
+
+        optim.from_recipe(config.optimizer.to_dict(), config.schedule.to_dict(), config.total_steps)
         import train  # TensorFlow and the devices start only for a config that makes sense
 
         result = train.train_and_evaluate(config, flag_values.workdir)

@@ -81,13 +81,7 @@ def _build(config_json: str, spec: input_pipeline.DatasetSpec) -> Program:
         n_classes=spec.n_classes,
         axis_name=steps.AXIS,
     )
-    hyperparameters = {k: v for k, v in config["optimizer"].items() if k != "name"}
-    tx, schedule = optim.make_optimizer(
-        config["optimizer"]["name"],
-        hyperparameters,
-        config["schedule"],
-        total_steps=config["total_steps"],
-    )
+    tx, schedule = optim.from_recipe(config["optimizer"], config["schedule"], config["total_steps"])
     pixels = {"mean": np.array(spec.mean, np.float32), "std": np.array(spec.std, np.float32)}
     train_step = steps.make_train_step(
         model, tx, label_smoothing=config["label_smoothing"], **pixels
@@ -169,7 +163,7 @@ def train_and_evaluate(config: ConfigDict, workdir: str) -> RunResult:
                 sums = evaluator.count(program.eval_step, state, signals.while_quiet(eval_batches))
                 if not signals.noted:
                     journal.record_evaluation(evaluator.total(sums, step, plan.n_eval_examples))
-            if journal.is_over(step):
+            if journal.is_over:
                 break
             stop = signals.noted or signals.received()
             if stop or (every and step % every == 0):
@@ -179,13 +173,13 @@ def train_and_evaluate(config: ConfigDict, workdir: str) -> RunResult:
             state, metrics = program.train_step(state, next(batches))
             step += 1
             journal.record_step(step, metrics)
-    if every and journal.is_over(step) and not journal.diverged:
+    if every and journal.is_over and not journal.diverged:
         checkpoint.save(checkpoints, step, state, journal.as_record(step))
     checkpoints.close()
     journal.close(step)
-    if not journal.is_over(step) and not signals.by_user:
+    if not journal.is_over and not signals.by_user:
         raise Preempted(step)
-    result = result_of(config, plan, journal, aborted=not journal.is_over(step))
+    result = result_of(config, plan, journal, aborted=not journal.is_over)
     files.write_json(folder / "run.json", dataclasses.asdict(result))
     return result
 

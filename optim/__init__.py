@@ -21,7 +21,7 @@ from jax import Array
 from optim import lars, masks, nesterov, schedules, shampoo, sm3
 from optim.shampoo import distributed_shampoo
 
-__all__ = ["BUILDERS", "check", "distributed_shampoo", "make_optimizer", "metrics"]
+__all__ = ["BUILDERS", "check", "distributed_shampoo", "from_recipe", "make_optimizer", "metrics"]
 
 BUILDERS: dict[str, Callable[..., optax.GradientTransformation]] = {
     "lars": lars.lars,
@@ -80,6 +80,15 @@ def make_optimizer(
     except TypeError as error:
         raise ValueError(f"optimizer: {name} does not take these fields: {error}") from error
     return builder(learning_rate=learning_rate, **hyperparameters), learning_rate
+
+
+def from_recipe(
+    optimizer: Mapping[str, Any], schedule: Mapping[str, float], total_steps: int
+) -> tuple[optax.GradientTransformation, schedules.Schedule]:
+    """`make_optimizer` for a recipe's section: its name, the hyperparameters beside it."""
+    hyperparameters = dict(optimizer)
+    name = hyperparameters.pop("name")
+    return make_optimizer(name, hyperparameters, schedule, total_steps)
 
 
 def metrics(opt_state: Any) -> dict[str, Array]:

@@ -14,9 +14,7 @@ def check_parts(config: ConfigDict) -> None:
     import optim  # late: it starts JAX, which --help need not
 
     input_pipeline.describe(**config.dataset.to_dict())
-    hyperparameters = config.optimizer.to_dict()
-    name = hyperparameters.pop("name")
-    optim.make_optimizer(name, hyperparameters, config.schedule.to_dict(), config.total_steps)
+    optim.from_recipe(config.optimizer.to_dict(), config.schedule.to_dict(), config.total_steps)
 
 
 def prepare_data(name: str, data_dir: str) -> None:

@@ -43,12 +43,9 @@ def test_the_recipe_of_ones_own_optimizer_loads_and_builds(tmp_path):
     config = command_line.parse(argv, flag_values)
     plan.validate(config)
     assert config.recipe == "mine:digits"
-    hyperparameters = config.optimizer.to_dict()
-    name = hyperparameters.pop("name")
-    tx, schedule = optim.make_optimizer(
-        name, hyperparameters, config.schedule.to_dict(), total_steps=config.total_steps
-    )
-    assert hyperparameters == {"b1": 0.8}
+    optimizer = config.optimizer.to_dict()
+    assert optimizer == {"name": "optax:adamw", "b1": 0.8}
+    tx, schedule = optim.from_recipe(optimizer, config.schedule.to_dict(), config.total_steps)
     assert float(schedule(6)) == pytest.approx(0.01)
     assert tx.init({"w": 1.0}) is not None
 
