@@ -54,6 +54,24 @@ over_devices = partial(
 evaluate_over_devices = partial(jax.pmap, axis_name=AXIS, in_axes=(AXES, 0), out_axes=None)
 
 
+def initial_state(
+    model: nn.Module,
+    tx: optax.GradientTransformation,
+    image_shape: tuple[int, int, int],
+    key: jax.Array,
+) -> TrainState:
+    """The canonical state before the first update; to be jitted, or traced for its shapes."""
+    variables = model.init(key, jnp.zeros((1, *image_shape), jnp.float32), train=False)
+    params = variables["params"]
+    return TrainState(
+        step=jnp.zeros((), jnp.int32),
+        params=params,
+        batch_stats=variables["batch_stats"],
+        opt_state=tx.init(params),
+        owned={},
+    )
+
+
 def init_state(
     model: nn.Module,
     tx: optax.GradientTransformation,
@@ -65,23 +83,12 @@ def init_state(
     The same seed gives the same parameters on every host. `opt_state` is canonical (nothing is
     owned yet); `place` hands the owned part out.
     """
-
-    def build(key: jax.Array) -> TrainState:
-        variables = model.init(key, jnp.zeros((1, *image_shape), jnp.float32), train=False)
-        params = variables["params"]
-        return TrainState(
-            step=jnp.zeros((), jnp.int32),
-            params=params,
-            batch_stats=variables["batch_stats"],
-            opt_state=tx.init(params),
-            owned={},
-        )
-
+    key = jax.random.key(seed)
     # Threefry and erf_inv, unrolled for every leaf, take LLVM five times as long to optimise as
     # they are worth here; level 1 gives the same bits.
-    lowered = jax.jit(build).lower(jax.random.key(seed))
+    lowered = jax.jit(partial(initial_state, model, tx, image_shape)).lower(key)
     options: dict[str, str | bool] = {"xla_backend_optimization_level": "1"}
-    return lowered.compile(options)(jax.random.key(seed))
+    return lowered.compile(options)(key)
 
 
 def place(canonical: TrainState) -> TrainState:
@@ -173,12 +180,14 @@ def make_train_step(
         (loss, (accuracy, batch_stats)), grads = jax.value_and_grad(loss_fn, has_aux=True)(
             state.params
         )
-        grads, batch_stats, loss, accuracy = jax.lax.pmean(
-            (grads, batch_stats, loss, accuracy), AXIS
-        )
+        with jax.named_scope("all_reduce"):
+            grads, batch_stats, loss, accuracy = jax.lax.pmean(
+                (grads, batch_stats, loss, accuracy), AXIS
+            )
         ok = all_finite(grads)
         old = distribute.attach(state.opt_state, state.owned)
-        updates, new = tx.update(grads, old, state.params)
+        with jax.named_scope("optimizer"):
+            updates, new = tx.update(grads, old, state.params)
         opt_state, owned = distribute.detach(keep_unless(ok, new, old))
         params = optax.apply_updates(state.params, updates)
         next_state = TrainState(

@@ -61,18 +61,27 @@ class Program:
     eval_step: Callable
 
 
-def build(config: ConfigDict, spec: input_pipeline.DatasetSpec) -> Program:
+def build(
+    config: ConfigDict,
+    spec: input_pipeline.DatasetSpec,
+    devices: tuple[jax.Device, ...] | None = None,
+) -> Program:
     """Builds model, optimizer and steps; runs that differ in nothing else share them.
 
     So a worker of a sweep compiles once for all the seeds of a recipe.
+
+    Args:
+      devices: of the steps; None: all that there are. Others are for compiling ahead of time.
     """
     fields = ("model", "optimizer", "schedule", "total_steps", "label_smoothing")
     shared = {field: files.config_as_json(config)[field] for field in fields}
-    return _build(json.dumps(shared, sort_keys=True), spec)
+    return _build(json.dumps(shared, sort_keys=True), spec, devices)
 
 
 @functools.lru_cache(maxsize=1)
-def _build(config_json: str, spec: input_pipeline.DatasetSpec) -> Program:
+def _build(
+    config_json: str, spec: input_pipeline.DatasetSpec, devices: tuple[jax.Device, ...] | None
+) -> Program:
     config = json.loads(config_json)
     fields: dict[str, Any] = config["model"]
     fields["stage_sizes"] = tuple(fields["stage_sizes"])
@@ -90,8 +99,10 @@ def _build(config_json: str, spec: input_pipeline.DatasetSpec) -> Program:
         model=model,
         tx=tx,
         schedule=schedule,
-        train_step=steps.over_devices(train_step),
-        eval_step=steps.evaluate_over_devices(steps.make_eval_step(model, **pixels)),
+        train_step=steps.over_devices(train_step, devices=devices),
+        eval_step=steps.evaluate_over_devices(
+            steps.make_eval_step(model, **pixels), devices=devices
+        ),
     )
 
 

@@ -1,0 +1,83 @@
+"""What is known of TPU generations: memory, clock, interconnect; and the names of their slices."""
+
+import dataclasses
+import math
+import re
+
+INTERCONNECT_EFFICIENCY = 0.5  # an assumption
+
+
+@dataclasses.dataclass(frozen=True)
+class Generation:
+    """One TPU generation, per device that JAX sees (a core, where a chip shows two).
+
+    Sources: Google Cloud's TPU system architecture pages for memory, peak and interconnect. The
+    clocks of v2 to v4 are published (Jouppi et al. 2021 and 2023), those of v5e, v5p and v6e are
+    the peak divided by what the compiler's cycles make of a large product: estimates.
+
+    Attributes:
+      accelerator: how Cloud TPU spells it, before the number of cores or chips.
+      hbm_gib: memory of one device, GiB.
+      clock_mhz: cycles of the compiler's estimates per microsecond.
+      peak_tflops: bfloat16, of one device.
+      link_gbit: interconnect of one chip, all links, one direction, Gbit/s.
+      devices_per_chip: that JAX shows.
+      devices_per_host: that JAX shows.
+    """
+
+    accelerator: str
+    hbm_gib: float
+    clock_mhz: float
+    peak_tflops: float
+    link_gbit: float
+    devices_per_chip: int
+    devices_per_host: int
+
+    @property
+    def interconnect_bytes_per_second(self) -> float:
+        """Of one chip, at the assumed efficiency."""
+        return self.link_gbit * 1e9 / 8 * INTERCONNECT_EFFICIENCY
+
+
+GENERATIONS = {
+    "v2": Generation("v2", 8, 700, 23, 4 * 496, 2, 8),
+    "v3": Generation("v3", 16, 940, 61.5, 4 * 656, 2, 8),
+    "v4": Generation("v4", 16, 1050, 137.5, 2400, 2, 8),
+    "v5e": Generation("v5litepod", 16, 1500, 197, 1600, 1, 4),
+    "v5p": Generation("v5p", 95, 1750, 459, 4800, 1, 4),
+    "v6e": Generation("v6e", 32, 1750, 918, 3200, 1, 4),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Topology:
+    """A slice of a TPU pod, as `v3:16x8`: the chips along each axis."""
+
+    name: str
+    generation: Generation
+    n_chips: int
+
+    @property
+    def n_devices(self) -> int:
+        return self.n_chips * self.generation.devices_per_chip
+
+    @property
+    def accelerator_type(self) -> str:
+        """As Cloud TPU names it; the number counts cores up to v5p, then chips."""
+        cores = 1 if self.generation.accelerator in ("v5litepod", "v6e") else 2
+        return f"{self.generation.accelerator}-{self.n_chips * cores}"
+
+
+def parse(name: str) -> Topology:
+    """'v3:16x8' -> 128 chips, 256 devices.
+
+    Raises:
+      ValueError: no such generation, or no sizes.
+    """
+    generation, _, sizes = name.partition(":")
+    if generation not in GENERATIONS or not re.fullmatch(r"[1-9]\d*(x[1-9]\d*){1,2}", sizes):
+        raise ValueError(
+            f"topology={name}: needs a generation ({', '.join(GENERATIONS)}) and the chips along "
+            "each axis, as v3:16x8 (128 chips, 256 cores) or v4:4x4x8"
+        )
+    return Topology(name, GENERATIONS[generation], math.prod(map(int, sizes.split("x"))))
