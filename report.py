@@ -5,21 +5,13 @@ Prints the table and the verdicts; writes report.json and a self-contained repor
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
+from one_line_parser import OneLineParser
 from reporting import collect, document, screen
-
-
-class OneLineParser(argparse.ArgumentParser):
-    """A wrong flag is one message, like every other user error."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"report.py: {message}; see python report.py --help\n")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -32,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         make_report(options.dirs, options.json, options.html)
     except (ValueError, OSError) as error:
-        print(f"report.py: {error}", file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
 

@@ -20,7 +20,8 @@ from collections.abc import Sequence
 from typing import IO
 
 from configs import command_line, plan
-from sweeps import pool, preparation, runs, worker
+from one_line_parser import OneLineParser
+from sweeps import budgets, pool, preparation, runs, worker
 from sweeps.manifest import Manifest
 from sweeps.queue import Queue
 
@@ -29,12 +30,14 @@ DONE, FAILED, USER_ERROR, PREEMPTED = 0, 1, 2, 75
 
 def arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     """Parses the command line; --config.FIELD=VALUE are overrides for every recipe."""
-    parser = argparse.ArgumentParser(
+    parser = OneLineParser(
+        prog="sweep.py",
         description="Runs recipes x seeds; call again to continue.",
         epilog="Any --config.FIELD=VALUE overrides that field in every recipe.",
     )
     parser.add_argument("--recipes", required=True, help='as "lars:digits shampoo:digits"')
     parser.add_argument("--seeds", default="0:10", help="as 0:10 (0 to 9) or 0,1,5")
+    parser.add_argument("--budgets", help="every recipe at each number of steps, as 34,40,48")
     parser.add_argument("--out", required=True, type=pathlib.Path, help="folder for all runs")
     parser.add_argument("--workers", type=int, default=1, help="processes, each on its own cores")
     parser.add_argument("--attempts", type=int, default=2, help="of a run whose worker dies")
@@ -52,12 +55,28 @@ def planned(options: argparse.Namespace, overrides: Sequence[str]) -> list[runs.
     for field in ("workers", "attempts"):
         if getattr(options, field) < 1:
             raise ValueError(f"{field}={getattr(options, field)}: needs at least 1")
+    asked: list[runs.Run] = []
     for recipe in recipes:
-        for seed in seeds:
-            config = command_line.load(recipe, [*overrides, f"--config.seed={seed}"])
-            plan.validate(config)
-        preparation.check_parts(config)
-    return runs.plan_runs(recipes, seeds, options.out)
+        for group, changed in variants(recipe, overrides, options):
+            some = runs.plan_runs(recipe, seeds, options.out, [*overrides, *changed], group)
+            for run in some:
+                plan.validate(run.check())
+            preparation.check_parts(run.config())
+            asked += some
+    return asked
+
+
+def variants(
+    recipe: str, overrides: Sequence[str], options: argparse.Namespace
+) -> list[tuple[str, list[str]]]:
+    """What a recipe is run as, apart from seeds: (folder below the recipe's, overrides)."""
+    if options.budgets:
+        config = command_line.load(recipe, overrides)
+        return [
+            (budgets.group(steps), budgets.stretched(config, steps))
+            for steps in budgets.parse(options.budgets)
+        ]
+    return [("", [])]
 
 
 def locked(out: pathlib.Path) -> IO[str]:
@@ -85,11 +104,11 @@ def main(argv: Sequence[str]) -> int:
         asked = planned(options, overrides)
         if options.dry_run:
             for run in asked:
-                print(f"{run.name:<32} {run.folder}  {'complete' if run.is_complete() else ''}")
+                print(f"{run.name:<44} {run.folder}  {'complete' if run.is_complete() else ''}")
             return DONE
         lock = locked(options.out)  # before the data: two sweeps must not prepare them at once
-        for recipe in {run.recipe: None for run in asked}:
-            dataset = command_line.load(recipe, overrides).dataset
+        for run in {run.recipe: run for run in asked}.values():
+            dataset = run.config().dataset
             preparation.prepare_data(dataset.name, dataset.data_dir)
         queue = Queue(asked, Manifest(options.out / "manifest.jsonl"), options.attempts)
     except ValueError as e:
@@ -98,16 +117,17 @@ def main(argv: Sequence[str]) -> int:
     for name, value in worker.ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(options.out / ".compile_cache"))
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:  # nohup
+            signal.signal(number, signal.default_int_handler)
     with lock:
         try:
-            pool.run_all(queue, options.workers, overrides)
+            pool.run_all(queue, options.workers)
         except KeyboardInterrupt:
             print("\nstopping: every worker saves its run; the same command continues", flush=True)
             worker.stop_all()
             return PREEMPTED
-    failed = any(s.startswith(("crashed", "failed")) for s in queue.ended.values())
-    return FAILED if failed else DONE
+    return FAILED if queue.has_failures else DONE
 
 
 if __name__ == "__main__":

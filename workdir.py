@@ -94,6 +94,12 @@ def claim(workdir: epath.Path, config: ConfigDict) -> Mapping[str, Any] | None:
     return None
 
 
+def other_config(workdir: epath.Path, config: ConfigDict) -> str | None:
+    """The first field in which the run that the folder holds differs; None without such a run."""
+    file = workdir / "config.json"
+    return _first_difference(read_json(file), config_as_json(config)) if file.exists() else None
+
+
 def _first_difference(there: Any, wanted: Any, field: str = "") -> str | None:
     if isinstance(there, dict) and isinstance(wanted, dict):
         for key in sorted({*there, *wanted}):

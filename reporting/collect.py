@@ -73,10 +73,11 @@ def _is_log(name: str) -> bool:
 def _lost(path: Path) -> list[Problem]:
     """Returns the runs that a sweep started or gave up and that left no folder to read."""
     lost = []
-    for (recipe, seed), status in manifest.read(path).items():
-        folder = path.parent / recipe / f"seed_{seed:04d}"
+    for name, entry in manifest.read(path).items():
+        folder = path.parent / name
         if not any((folder / name).exists() for name in ("run.json", "config.json", "curve.csv")):
-            lost.append(Problem(str(folder), f"the sweep's manifest says {status}", recipe))
+            message = f"the sweep's manifest says {entry.status}"
+            lost.append(Problem(str(folder), message, entry.recipe))
     return lost
 
 

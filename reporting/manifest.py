@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 
-def read(path: Path) -> dict[tuple[str, int], str]:
-    """Returns {(recipe, seed): last status}; lines that cannot be read are left out."""
-    ended: dict[tuple[str, int], str] = {}
+@dataclass(frozen=True)
+class Entry:
+    """The last line of a run: how it ended, or that it started, when, and in which attempt."""
+
+    recipe: str
+    status: str
+    time: str  # ISO 8601, UTC
+    attempt: int
+
+
+def read(path: Path) -> dict[str, Entry]:
+    """Returns {folder of the run below path's: last line}; what cannot be read is left out."""
+    ended: dict[str, Entry] = {}
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -16,7 +27,10 @@ def read(path: Path) -> dict[tuple[str, int], str]:
     for line in lines:
         try:
             entry = json.loads(line)
-            ended[str(entry["recipe"]), int(entry["seed"])] = str(entry["status"])
+            recipe = str(entry["recipe"])
+            folder = str(entry.get("folder") or f"{recipe}/seed_{int(entry['seed']):04d}")
+            attempt = int(entry.get("attempt", 1))
+            ended[folder] = Entry(recipe, str(entry["status"]), str(entry.get("time")), attempt)
         except (ValueError, KeyError, TypeError, RecursionError):
             continue
     return ended

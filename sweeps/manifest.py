@@ -15,6 +15,7 @@ class Manifest:
 
     def write(self, run: Run, status: str, attempt: int) -> None:
         line = {
+            "folder": str(run.folder.relative_to(self.path.parent)),
             "recipe": run.recipe,
             "seed": run.seed,
             "status": status,

@@ -2,7 +2,6 @@
 
 import multiprocessing.connection
 import os
-from collections.abc import Sequence
 from typing import Any
 
 from sweeps import worker as workers
@@ -11,7 +10,7 @@ from sweeps.runs import Run
 from sweeps.worker import Worker
 
 
-def run_all(queue: Queue, n_workers: int, overrides: Sequence[str]) -> None:
+def run_all(queue: Queue, n_workers: int) -> None:
     """Runs all that waits on `n_workers` processes; a worker that dies is replaced."""
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     shares = [cores[i::n_workers] or cores for i in range(n_workers)]
@@ -19,7 +18,7 @@ def run_all(queue: Queue, n_workers: int, overrides: Sequence[str]) -> None:
     while not queue.is_over:
         for i, worker in enumerate(pool):
             if worker is None and queue.waiting:
-                pool[i] = worker = workers.start(shares[i], overrides)
+                pool[i] = worker = workers.start(shares[i])
             if worker is not None and worker.run is None and queue.waiting:
                 give(queue, worker, {w.last_recipe for w in pool if w and w is not worker})
         busy: dict[Any, int] = {

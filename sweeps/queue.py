@@ -6,10 +6,12 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
+from sweeps import abandoned
 from sweeps.manifest import Manifest
 from sweeps.runs import Run
 
 STOPPED = ("preempted", "aborted")  # statuses of a run that is to be continued
+GIVEN_UP = ("crashed", "failed")  # beginnings of what a run that was given up ended with
 
 
 class Queue:
@@ -36,6 +38,10 @@ class Queue:
     def is_over(self) -> bool:
         return len(self.ended) == self.total
 
+    @property
+    def has_failures(self) -> bool:
+        return any(status.startswith(GIVEN_UP) for status in self.ended.values())
+
     def take(self, run: Run) -> None:
         self.waiting.remove(run)
         self.tries[run] += 1
@@ -53,6 +59,8 @@ class Queue:
             self.waiting.append(run)
         else:
             self.ended[run] = status
+            if status.startswith(GIVEN_UP):
+                abandoned.write(run, status)
             if status != "done":
                 print(f"\n{run.name}: {status}; see {run.folder}.log", flush=True)
             self.show_progress(run)

@@ -5,33 +5,70 @@ import pathlib
 from collections.abc import Sequence
 
 from etils import epath
+from ml_collections import ConfigDict
 
 import workdir as files
+from configs import command_line
 
 MOST_SEEDS = 10_000
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One recipe with one seed and the folder that is its own."""
+    """One recipe with one seed, and the folder that is its own.
+
+    Attributes:
+      folder: OUT/RECIPE/seed_0007, or OUT/RECIPE/GROUP/seed_0007.
+      overrides: --config.FIELD=VALUE, the seed's among them: all that makes the config.
+      group: what the runs of a recipe that share all but the seed are called, as steps_000034.
+    """
 
     recipe: str
     seed: int
     folder: pathlib.Path
+    overrides: tuple[str, ...] = ()
+    group: str = ""
 
     @property
     def name(self) -> str:
-        return f"{self.recipe} seed {self.seed}"
+        return " ".join(filter(None, [self.recipe, self.group, f"seed {self.seed}"]))
+
+    def config(self) -> ConfigDict:
+        return command_line.load(self.recipe, self.overrides)
+
+    def status(self) -> str | None:
+        """What its run.json says, None without one; ValueError: damaged, the message names it."""
+        file = epath.Path(self.folder / "run.json")
+        return str(files.read_json(file).get("status")) if file.exists() else None
 
     def is_complete(self) -> bool:
-        """ValueError: its run.json is damaged; the message names it."""
-        file = epath.Path(self.folder / "run.json")
-        return file.exists() and files.read_json(file).get("status") != "aborted"
+        return self.status() not in (None, "aborted")
+
+    def check(self) -> ConfigDict:
+        """Returns its config; ValueError if its folder holds the run of another one."""
+        config = self.config()
+        different = files.other_config(epath.Path(self.folder), config)
+        if different:
+            raise ValueError(
+                f"out={self.folder}: holds the run of another config ({different}); "
+                "give another folder, or remove this one"
+            )
+        return config
 
 
-def plan_runs(recipes: Sequence[str], seeds: Sequence[int], out: pathlib.Path) -> list[Run]:
-    """All runs, recipe by recipe."""
-    return [Run(r, s, out / r / f"seed_{s:04d}") for r in recipes for s in seeds]
+def plan_runs(
+    recipe: str,
+    seeds: Sequence[int],
+    out: pathlib.Path,
+    overrides: Sequence[str] = (),
+    group: str = "",
+) -> list[Run]:
+    """The runs of one recipe that differ in nothing but the seed."""
+    folder = out / recipe / group
+    return [
+        Run(recipe, s, folder / f"seed_{s:04d}", (*overrides, f"--config.seed={s}"), group)
+        for s in seeds
+    ]
 
 
 def parse_recipes(text: str) -> list[str]:

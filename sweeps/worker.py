@@ -5,11 +5,11 @@ import dataclasses
 import multiprocessing
 import multiprocessing.connection
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
 
-from configs import command_line
 from interruption import Preempted
 from sweeps.queue import STOPPED
 from sweeps.runs import Run
@@ -34,46 +34,64 @@ class Worker:
     last_recipe: str = ""
 
 
-def start(cores: Sequence[int], overrides: Sequence[str]) -> Worker:
+def start(cores: Sequence[int]) -> Worker:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=work, args=(theirs, cores, overrides), daemon=True)
+    process = context.Process(target=work, args=(theirs, cores), daemon=True)
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # inherited: see `leave_terminal`
     process.start()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     theirs.close()
     return Worker(process, ours)
 
 
 def stop_all() -> None:
-    """Lets every worker save its run and end."""
-    for process in multiprocessing.active_children():
+    """Lets every worker save its run and end; a KeyboardInterrupt meanwhile ends them at once."""
+    workers = multiprocessing.active_children()
+    for process in workers:
         process.terminate()
-    for process in multiprocessing.active_children():
-        process.join()
+    try:
+        for process in workers:
+            process.join()
+    except KeyboardInterrupt:
+        for process in workers:
+            process.kill()
 
 
 # In the worker's process.
 
 
-def work(connection, cores: Sequence[int], overrides: Sequence[str]) -> None:
+def leave_terminal() -> None:
+    """Ctrl-C is then the sweep's alone, which ends the workers by SIGTERM.
+
+    It would reach every process of the terminal's group: a worker would get two signals, and the
+    second one by design cuts the saving short. Blocked until here since before the process was.
+    """
+    os.setpgid(0, 0)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+
+
+def work(connection, cores: Sequence[int]) -> None:
     """Takes runs from the connection until None comes; answers each with its status."""
+    leave_terminal()
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, cores)
     while (run := connection.recv()) is not None:
-        status = train_logged(run, overrides)
+        status = train_logged(run)
         connection.send(status)
         if status in STOPPED:
             sys.exit(PREEMPTED)
 
 
-def train_logged(run: Run, overrides: Sequence[str]) -> str:
+def train_logged(run: Run) -> str:
     """Trains, says so in FOLDER.log, and returns the status."""
     import train
 
     log = (run.folder.parent / f"{run.folder.name}.log").open("a")
     with log, contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
         try:
-            config = command_line.load(run.recipe, [*overrides, f"--config.seed={run.seed}"])
-            return train.train_and_evaluate(config, str(run.folder)).status
+            return train.train_and_evaluate(run.config(), str(run.folder)).status
         except Preempted:
             return "preempted"
         except ValueError as e:  # the same again on a second attempt

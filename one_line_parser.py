@@ -1,0 +1,11 @@
+"""Command lines of argparse whose mistakes are one line, like every other user error."""
+
+import argparse
+from typing import NoReturn
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """A wrong flag is one message and exit status 2."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {message}; see python {self.prog} --help\n")
