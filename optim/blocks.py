@@ -12,14 +12,16 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
 Shape = tuple[int, ...]
+TILE_ROWS = 8  # of float32, the second to last dimension
 
 
 def merge_small_dims(shape: Sequence[int], limit: int) -> Shape:
@@ -74,10 +76,6 @@ class Layout:
     groups: tuple[Group, ...]
     buckets: dict[Shape, tuple[tuple[int, int], ...]]
 
-    def rows_of(self, g: int, p: int) -> int:
-        """Rows that piece `p` of group `g` has in its bucket."""
-        return len(self.groups[g].tensors) * math.prod(self.groups[g].pieces[p].counts)
-
     def tensor_of_row(self, block: Shape) -> np.ndarray:
         """int32 `[n]`: the tensor that each row of a bucket belongs to."""
         parts = []
@@ -117,12 +115,20 @@ def _cut(x: Array, piece: Piece) -> Array:
 
 
 def _uncut(rows: Array, piece: Piece) -> Array:
-    """The inverse of `_cut`: `[t * blocks, *block]` -> the box `[t, ...]`."""
-    rank = len(piece.block)
-    x = rows.reshape(-1, *piece.counts, *piece.block)
-    order = [0, *itertools.chain(*((1 + i, 1 + rank + i) for i in range(rank)))]
+    """`[blocks, *block]` of one tensor -> its box."""
+    sizes = [_tiles(b) if i + 2 == len(piece.block) else (b,) for i, b in enumerate(piece.block)]
+    x = rows.reshape(*piece.counts, *itertools.chain(*sizes))
+    order, at = [], len(piece.counts)
+    for i, size in enumerate(sizes):
+        order += [i, *range(at, at + len(size))]
+        at += len(size)
     lengths = [c * b for c, b in zip(piece.counts, piece.block, strict=True)]
-    return x.transpose(order).reshape(-1, *lengths)
+    return x.transpose(order).reshape(lengths)
+
+
+def _tiles(d: int) -> tuple[int, ...]:
+    """A TPU moves whole tiles of 8 rows if the shapes show them, else it copies row by row."""
+    return (d // TILE_ROWS, TILE_ROWS) if d % TILE_ROWS == 0 else (d,)
 
 
 def to_rows(layout: Layout, tensors: Sequence[Array]) -> dict[Shape, Array]:
@@ -139,22 +145,58 @@ def to_rows(layout: Layout, tensors: Sequence[Array]) -> dict[Shape, Array]:
     }
 
 
+def some_rows(
+    layout: Layout, block: Shape, trees: Sequence[Sequence[Array]], wanted: Array
+) -> tuple[Array, ...]:
+    """Rows `wanted` `[k]` of a bucket, of every list of tensors: `[k, *block]`, float32.
+
+    The same as `to_rows(...)[block][wanted]`, but nothing else is read. Rows beyond the last are
+    zeros.
+    """
+    readers: list[Callable[[Array], tuple[Array, ...]]] = []
+    reader: list[int] = []  # per row
+    place: list[int] = []
+    for g, p in layout.buckets[block]:
+        group, piece = layout.groups[g], layout.groups[g].pieces[p]
+        here = math.prod(piece.counts)
+        for i in group.tensors:
+            reader += [len(readers)] * here
+            place += range(here)
+            readers.append(partial(_read, [tree[i] for tree in trees], group.merged, piece))
+    reader.append(len(readers))
+    place.append(0)
+    readers.append(lambda _: tuple(jnp.zeros(block, jnp.float32) for _ in trees))
+    known = jnp.minimum(wanted, len(reader) - 1)
+    which, where = jnp.asarray(reader)[known], jnp.asarray(place)[known]
+    return lax.map(lambda at: lax.switch(at[0], readers, at[1]), (which, where))
+
+
+def _read(tensors: Sequence[Array], merged: Shape, piece: Piece, number: Array):
+    """Block `number` of a piece of every tensor."""
+    start: list[Array] = []
+    left = number
+    for s, c, b in reversed(list(zip(piece.start, piece.counts, piece.block, strict=True))):
+        start.insert(0, s + left % c * b)
+        left = left // c
+    return tuple(
+        lax.dynamic_slice(x.reshape(merged), start, piece.block).astype(jnp.float32)
+        for x in tensors
+    )
+
+
 def from_rows(layout: Layout, rows: dict[Shape, Array]) -> list[Array]:
-    """The inverse of `to_rows`."""
-    parts: dict[tuple[int, int], Array] = {}
+    """The inverse of `to_rows`; tensor by tensor, which spares a TPU a copy of each group."""
+    boxes: dict[int, dict[Shape, Array]] = {}
     for block, keys in layout.buckets.items():
         start = 0
         for g, p in keys:
-            stop = start + layout.rows_of(g, p)
-            parts[g, p] = _uncut(rows[block][start:stop], layout.groups[g].pieces[p])
-            start = stop
-    tensors: dict[int, Array] = {}
-    for g, group in enumerate(layout.groups):
-        boxes = {piece.start: parts[g, p] for p, piece in enumerate(group.pieces)}
-        stacked = _join(boxes)
-        for t, i in enumerate(group.tensors):
-            tensors[i] = stacked[t].reshape(layout.shapes[i])
-    return [tensors[i] for i in range(len(layout.shapes))]
+            piece = layout.groups[g].pieces[p]
+            here = math.prod(piece.counts)
+            for i in layout.groups[g].tensors:
+                part = lax.slice_in_dim(rows[block], start, start + here)
+                boxes.setdefault(i, {})[piece.start] = _uncut(part, piece)
+                start += here
+    return [_join(boxes[i]).reshape(shape) for i, shape in enumerate(layout.shapes)]
 
 
 def _join(boxes: dict[Shape, Array]) -> Array:
@@ -163,9 +205,7 @@ def _join(boxes: dict[Shape, Array]) -> Array:
     for axis in reversed(range(rank)):
         rests = sorted({start[:axis] for start in boxes})
         boxes = {
-            rest: jnp.concatenate(
-                [boxes[s] for s in sorted(boxes) if s[:axis] == rest], axis=axis + 1
-            )
+            rest: jnp.concatenate([boxes[s] for s in sorted(boxes) if s[:axis] == rest], axis=axis)
             for rest in rests
         }
     return boxes[()]

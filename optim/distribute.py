@@ -107,11 +107,19 @@ def axis_size(axis_name: str | None) -> int:
         return 1
 
 
-def take_own(x: Array, n_devices: int, axis_name: str | None) -> Array:
-    """Canonical `[n, ...]`, equal on all devices -> this device's `[k, ...]`, padded with zeros.
+def own_rows(n: int, n_devices: int, axis_name: str | None) -> Array:
+    """Numbers `[k]` of this device's rows; those from n on are padding.
 
     A single row is everybody's, so that its replicated and its owned layout are one.
     """
+    if n_devices == 1 or n == 1:
+        return jnp.arange(n)
+    k = rows_per_device(n, n_devices)
+    return lax.axis_index(axis_name) * k + jnp.arange(k)
+
+
+def take_own(x: Array, n_devices: int, axis_name: str | None) -> Array:
+    """Canonical `[n, ...]`, equal on all devices -> this device's `[k, ...]`, padded with zeros."""
     n = x.shape[0]
     if n_devices == 1 or n == 1:
         return x
@@ -121,7 +129,45 @@ def take_own(x: Array, n_devices: int, axis_name: str | None) -> Array:
 
 
 def gather(x: Array, n: int, n_devices: int, axis_name: str | None) -> Array:
-    """This device's `[k, ...]` -> `[n, ...]` on all devices; the inverse of `take_own`."""
+    """This device's `[k, ...]` -> `[n, ...]` on all devices; the inverse of `take_own`.
+
+    In the way that moves the fewest bytes: padding travels too, so that a few large rows on many
+    devices go faster as a sum, or are first dealt out in parts.
+    """
     if n_devices == 1:
         return x
+    parts = _parts(x, n, n_devices)
+    moved_whole = len(x) * n_devices / parts
+    if x.shape[0] == 1 and 2 * n < moved_whole:
+        return _sum_of_zeros(x, n, axis_name)
+    if parts > 1:
+        return _gather_parts(x, n, parts, axis_name)
     return lax.all_gather(x, axis_name, tiled=True)[:n]
+
+
+def _parts(x: Array, n: int, n_devices: int) -> int:
+    """Into how many parts of dimension 1 a device's only row can be dealt out."""
+    if x.shape[0] > 1 or x.ndim < 2:
+        return 1
+    return max(c for c in range(1, n_devices // n + 1) if x.shape[1] % c == 0)
+
+
+def _sum_of_zeros(x: Array, n: int, axis_name: str | None) -> Array:
+    """Every device adds its row to zeros: an all-reduce of n rows, twice their bytes."""
+    i = lax.axis_index(axis_name)
+    mine = jnp.where(i < n, x, 0)
+    zeros = jnp.zeros((n, *x.shape[1:]), x.dtype)
+    return lax.psum(
+        lax.dynamic_update_slice_in_dim(zeros, mine, jnp.minimum(i, n - 1), 0), axis_name
+    )
+
+
+def _gather_parts(x: Array, n: int, parts: int, axis_name: str | None) -> Array:
+    """Part j of row i goes to device parts * i + j, and all of them to all."""
+    split = x.reshape(parts, x.shape[1] // parts, *x.shape[2:])
+    dealt = [
+        lax.ppermute(split[j], axis_name, [(i, parts * i + j) for i in range(n)])
+        for j in range(parts)
+    ]
+    mine = sum(dealt[1:], dealt[0])  # zeros, except for the part that came here
+    return lax.all_gather(mine, axis_name)[: n * parts].reshape(n, *x.shape[1:])

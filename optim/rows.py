@@ -104,6 +104,19 @@ class Devices:
     def own(self, x: Array) -> Array:
         return distribute.take_own(x, self.n, self.axis_name)
 
+    def own_rows(self, plan: Plan, *trees: Sequence[Array]) -> list[dict[str, Array]]:
+        """Every list of leaves -> this device's rows of it, `[k, *block]` per bucket."""
+        if self.n == 1:
+            return [plan.to_rows(leaves) for leaves in trees]
+        chosen = [[leaves[i] for i in plan.preconditioned] for leaves in trees]
+        rows: list[dict[str, Array]] = [{} for _ in trees]
+        for name, b in plan.buckets.items():
+            wanted = distribute.own_rows(b.n, self.n, self.axis_name)
+            found = blocks.some_rows(plan.layout, b.block, chosen, wanted)
+            for one, x in zip(rows, found, strict=True):
+                one[name] = x
+        return rows
+
     def gather(self, x: Array, n: int) -> Array:
         return distribute.gather(x, n, self.n, self.axis_name)
 

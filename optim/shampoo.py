@@ -235,16 +235,14 @@ class _Own(NamedTuple):
 def _update(plan, options, grads, state, weights, rate, devices):
     """Returns (updates in the order of the leaves, state)."""
 
-    def own_rows(leaves: list[Array]) -> dict[str, Array]:
-        return jax.tree.map(devices.own, plan.to_rows(leaves))
-
     replicated = _replicated(plan, state.rows, devices)
     old = {name: state.rows[name].rows for name in plan.buckets}
     if replicated:
         old = jax.tree.map(devices.own, old)
     with jax.named_scope("rows"):
-        g = own_rows(grads)
-        w: dict[str, Array] = own_rows(weights) if _needs_weights(plan, options) else {}
+        needed = [grads, weights] if _needs_weights(plan, options) else [grads]
+        own_rows = devices.own_rows(plan, *needed)
+        g, w = own_rows[0], own_rows[-1]
     lengths = {"gradient": {name: b.norms(g[name]) for name, b in plan.buckets.items()}}
     graft, accumulator = _grafts(options, g, old)
     if grafting.accumulates(options.graft_type):

@@ -137,3 +137,47 @@ def test_a_missing_axis_is_no_error_for_a_whole_state():
     params = {"w": jnp.ones(3)}
     updates = jax.eval_shape(TX.update, params, TX.init(params), params)[0]
     assert updates["w"].shape == (3,)
+
+
+@pytest.mark.parametrize(
+    ("n", "block"),
+    [
+        pytest.param(17, (4, 3), id="all rows"),
+        pytest.param(8, (3, 3), id="one row each"),
+        pytest.param(3, (6, 2), id="in parts"),
+        pytest.param(4, (5, 2), id="a first dimension without parts"),
+        pytest.param(2, (5, 2), id="as a sum"),
+        pytest.param(1, (5,), id="one row"),
+    ],
+)
+def test_what_each_device_owns_is_gathered_in_order(n, block):
+    rows = np.float32(np.random.default_rng(n).normal(size=(n, *block)))
+    k = distribute.rows_per_device(n, 8)
+    padding = np.full((8 * k - n, *block), np.nan, np.float32)
+    owned = np.concatenate([rows, padding]).reshape(8, k, *block)
+    gather = jax.pmap(lambda x: distribute.gather(x, n, 8, "batch"), axis_name="batch")
+    for got in np.asarray(gather(owned)):
+        np.testing.assert_array_equal(got, rows)
+
+
+def test_few_large_rows_on_many_devices_are_not_gathered_with_their_padding():
+    """79 rows on 256 devices would move 256, were they not dealt out in three parts each."""
+
+    def moved(n, block, n_devices):
+        mesh = jax.sharding.AbstractMesh((n_devices,), ("batch",))
+        one = jax.shard_map(
+            lambda x: distribute.gather(x, n, n_devices, "batch"),
+            mesh=mesh,
+            in_specs=jax.P("batch"),
+            out_specs=jax.P(),
+            check_vma=False,
+        )
+        rows = jax.ShapeDtypeStruct((n_devices, *block), jnp.float32)
+        return str(jax.make_jaxpr(one)(rows))
+
+    parts = moved(79, (9, 128, 128), 256)
+    assert parts.count("ppermute[") == 3
+    assert "f32[256,3,128,128] = all_gather" in parts
+    few = moved(3, (9, 64, 64), 256)
+    assert "all_gather" not in few
+    assert "f32[3,9,64,64] = psum" in few
