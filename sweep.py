@@ -21,7 +21,7 @@ from typing import IO
 
 from configs import command_line, plan
 from one_line_parser import OneLineParser
-from sweeps import budgets, pool, preparation, runs, worker
+from sweeps import budgets, pool, preparation, runs, status, trials, worker
 from sweeps.manifest import Manifest
 from sweeps.queue import Queue
 
@@ -35,14 +35,23 @@ def arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         description="Runs recipes x seeds; call again to continue.",
         epilog="Any --config.FIELD=VALUE overrides that field in every recipe.",
     )
-    parser.add_argument("--recipes", required=True, help='as "lars:digits shampoo:digits"')
+    parser.add_argument("--recipes", default="", help='as "lars:digits shampoo:digits"')
     parser.add_argument("--seeds", default="0:10", help="as 0:10 (0 to 9) or 0,1,5")
     parser.add_argument("--budgets", help="every recipe at each number of steps, as 34,40,48")
-    parser.add_argument("--out", required=True, type=pathlib.Path, help="folder for all runs")
+    parser.add_argument(
+        "--trials", type=int, help="hyperparameter trials of every recipe; writes OUT/trials.json"
+    )
+    parser.add_argument(
+        "--tuned", type=pathlib.Path, help="a trials.json whose chosen hyperparameters are taken"
+    )
+    parser.add_argument("--out", type=pathlib.Path, help="folder for all runs")
     parser.add_argument("--workers", type=int, default=1, help="processes, each on its own cores")
     parser.add_argument("--attempts", type=int, default=2, help="of a run whose worker dies")
     parser.add_argument("--dry_run", action="store_true", help="say what would be run, and stop")
+    parser.add_argument("--status", type=pathlib.Path, help="say how the sweep of this OUT stands")
     options, rest = parser.parse_known_args(argv)
+    if not options.status and not options.out:
+        parser.error("argument --out: missing; give the folder that is to hold all runs")
     for argument in rest:
         if not argument.startswith("--config."):
             parser.error(f"argument {argument}: not understood; overrides are --config.FIELD=VALUE")
@@ -70,13 +79,23 @@ def variants(
     recipe: str, overrides: Sequence[str], options: argparse.Namespace
 ) -> list[tuple[str, list[str]]]:
     """What a recipe is run as, apart from seeds: (folder below the recipe's, overrides)."""
+    tuned = trials.chosen(options.tuned, recipe) if options.tuned else []
+    found = [("", tuned)]
     if options.budgets:
         config = command_line.load(recipe, overrides)
-        return [
-            (budgets.group(steps), budgets.stretched(config, steps))
+        found = [
+            (budgets.group(steps), [*tuned, *budgets.stretched(config, steps)])
             for steps in budgets.parse(options.budgets)
         ]
-    return [("", [])]
+    if options.trials is None:
+        return found
+    if len(found) > 1:
+        raise ValueError(f"budgets={options.budgets}: trials are made at one budget; give one")
+    points = trials.points(trials.ranges(recipe), options.trials)
+    return [
+        (trials.group(i), [*found[0][1], *trials.overrides(point)])
+        for i, point in enumerate(points)
+    ]
 
 
 def locked(out: pathlib.Path) -> IO[str]:
@@ -101,6 +120,10 @@ def locked(out: pathlib.Path) -> IO[str]:
 def main(argv: Sequence[str]) -> int:
     options, overrides = arguments(argv)
     try:
+        if options.status:
+            for line in status.lines(options.status):
+                print(line)
+            return DONE
         asked = planned(options, overrides)
         if options.dry_run:
             for run in asked:
@@ -123,6 +146,8 @@ def main(argv: Sequence[str]) -> int:
     with lock:
         try:
             pool.run_all(queue, options.workers)
+            if options.trials:
+                trials.write(options.out / "trials.json", asked, options.trials)
         except KeyboardInterrupt:
             print("\nstopping: every worker saves its run; the same command continues", flush=True)
             worker.stop_all()

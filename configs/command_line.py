@@ -7,7 +7,7 @@ from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 FOLDER = pathlib.Path(__file__).parent
-NOT_RECIPES = {"__init__", "base", "command_line", "plan"}
+NOT_RECIPES = {"__init__", "base", "command_line", "plan", "search"}
 
 
 def optimizers() -> list[str]:

@@ -7,7 +7,7 @@ Variants: mlperf_v07 (the v0.7 JAX submission's code at this batch), digits, fas
 
 from ml_collections import ConfigDict
 
-from configs import base
+from configs import base, search
 
 
 def mlperf_v07() -> ConfigDict:
@@ -51,6 +51,14 @@ def smoke() -> ConfigDict:
 
 
 VARIANTS = {"mlperf_v07": mlperf_v07, "digits": digits, "fashion": fashion, "smoke": smoke}
+
+# Of the trials that tune the proxies.
+SEARCH = {
+    "schedule.peak_learning_rate": search.PEAK_LEARNING_RATE,
+    "optimizer.momentum": search.MOMENTUM,
+    "optimizer.weight_decay": search.WEIGHT_DECAY,
+    "optimizer.trust_coefficient": search.Range(0.003, 0.3),
+}
 
 
 def get_config(variant: str = "mlperf_v07") -> ConfigDict:

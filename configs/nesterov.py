@@ -7,7 +7,7 @@ Variants: nado (Nado, Gilmer et al. 2021, arXiv:2102.06356), digits, fashion, sm
 
 from ml_collections import ConfigDict
 
-from configs import base
+from configs import base, search
 
 
 def nado() -> ConfigDict:
@@ -69,6 +69,13 @@ def smoke() -> ConfigDict:
 
 
 VARIANTS = {"nado": nado, "digits": digits, "fashion": fashion, "smoke": smoke}
+
+# Of the trials that tune the proxies.
+SEARCH = {
+    "schedule.peak_learning_rate": search.PEAK_LEARNING_RATE,
+    "optimizer.momentum": search.MOMENTUM,
+    "optimizer.weight_decay": search.WEIGHT_DECAY,
+}
 
 
 def get_config(variant: str = "nado") -> ConfigDict:

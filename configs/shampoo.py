@@ -9,7 +9,7 @@ mlperf_v1_64k (the MLPerf v1.0 submission's code at 32,768 and 65,536), digits, 
 
 from ml_collections import ConfigDict
 
-from configs import base
+from configs import base, search
 
 
 def _shampoo(task: ConfigDict) -> ConfigDict:
@@ -118,6 +118,15 @@ VARIANTS = {
     "digits": digits,
     "fashion": fashion,
     "smoke": smoke,
+}
+
+# Of the trials that tune the proxies.
+SEARCH = {
+    "schedule.peak_learning_rate": search.PEAK_LEARNING_RATE,
+    "optimizer.beta1": search.MOMENTUM,
+    "optimizer.weight_decay": search.WEIGHT_DECAY,
+    "optimizer.beta2": search.Range(0.01, 0.5, "complement"),
+    "optimizer.matrix_epsilon": search.Range(1e-6, 1e-1, "decades"),  # seed README's range
 }
 
 

@@ -7,7 +7,7 @@ Variants: untuned (SM3's README's advice, nothing tuned), digits, fashion, smoke
 
 from ml_collections import ConfigDict
 
-from configs import base
+from configs import base, search
 
 
 def untuned() -> ConfigDict:
@@ -64,6 +64,13 @@ def smoke() -> ConfigDict:
 
 
 VARIANTS = {"untuned": untuned, "digits": digits, "fashion": fashion, "smoke": smoke}
+
+# Of the trials that tune the proxies.
+SEARCH = {
+    "schedule.peak_learning_rate": search.Range(0.01, 1.0),
+    "optimizer.momentum": search.MOMENTUM,
+    "optimizer.weight_decay": search.WEIGHT_DECAY,
+}
 
 
 def get_config(variant: str = "untuned") -> ConfigDict:

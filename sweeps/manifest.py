@@ -3,7 +3,9 @@
 import datetime
 import json
 import pathlib
+from collections.abc import Iterable
 
+from reporting import manifest
 from sweeps.runs import Run
 
 
@@ -12,6 +14,13 @@ class Manifest:
 
     def __init__(self, path: pathlib.Path):
         self.path = path
+
+    def note_waiting(self, runs: Iterable[Run]) -> None:
+        """A line for each run that has none yet, so that anybody knows what is still to come."""
+        known = manifest.read(self.path)
+        for run in runs:
+            if str(run.folder.relative_to(self.path.parent)) not in known:
+                self.write(run, "waiting", attempt=0)
 
     def write(self, run: Run, status: str, attempt: int) -> None:
         line = {

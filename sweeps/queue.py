@@ -30,6 +30,7 @@ class Queue:
         self.tries = dict.fromkeys(self.waiting, 0)
         self.ended: dict[Run, str] = {}
         self.began = time.monotonic()
+        self.manifest.note_waiting(self.waiting)
         complete = len(runs) - self.total
         if complete:
             print(f"{complete} of {len(runs)} runs are complete already", flush=True)

@@ -1,0 +1,120 @@
+"""Hyperparameter trials: quasi-random points, the same number for every optimizer, all published.
+
+    python sweep.py --recipes="lars:digits sm3:digits" --trials=24 --seeds=0:3 --out=runs/tuning
+    python sweep.py --recipes="lars:digits sm3:digits" --tuned=runs/tuning/trials.json \\
+        --budgets=48,60,76 --seeds=100:110 --out=runs/ladder
+
+A trial is a point of the recipe's SEARCH ranges, run with every seed as OUT/RECIPE/trial_007/.
+Chosen is the point with the best median final accuracy; fresh seeds are then the honest measure.
+"""
+
+import importlib
+import json
+import pathlib
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from etils import epath
+
+import workdir as files
+from configs.search import Range
+from reporting.run_folder import read_run
+from sweeps.runs import Run
+
+POINTS_SEED = 0  # of the scrambling: every study draws the same points
+MOST_TRIALS = 1000
+
+
+def ranges(recipe: str) -> Mapping[str, Range]:
+    """SEARCH of the recipe's file; ValueError: it has none."""
+    module = importlib.import_module(f"configs.{recipe.partition(':')[0]}")
+    found = getattr(module, "SEARCH", None)
+    if not found:
+        raise ValueError(
+            f"trials: {recipe} has no ranges; give configs/{recipe.partition(':')[0]}.py a "
+            'SEARCH = {"schedule.peak_learning_rate": search.Range(0.1, 10.0)}'
+        )
+    return found
+
+
+def points(search: Mapping[str, Range], n: int) -> list[dict[str, float]]:
+    """The first n points of the scrambled Halton sequence: more trials keep those made before.
+
+    Raises:
+      ValueError: n is not from 1 to MOST_TRIALS.
+    """
+    if not 1 <= n <= MOST_TRIALS:
+        raise ValueError(f"trials={n}: needs a number from 1 to {MOST_TRIALS}")
+    from scipy.stats import qmc  # late: half a second that few commands need
+
+    shares = qmc.Halton(len(search), scramble=True, rng=np.random.default_rng(POINTS_SEED))
+    return [
+        {field: r.at(share) for (field, r), share in zip(search.items(), row, strict=True)}
+        for row in shares.random(n)
+    ]
+
+
+def group(trial: int) -> str:
+    """The folder between recipe and seed: trial_007."""
+    return f"trial_{trial:03d}"
+
+
+def overrides(values: Mapping[str, float]) -> list[str]:
+    return [f"--config.{field}={value}" for field, value in values.items()]
+
+
+def write(path: pathlib.Path, runs: Sequence[Run], n: int) -> None:
+    """Writes trials.json: per recipe the ranges, every trial's values and results, the chosen one.
+
+    Runs that are not finished have accuracy null; a trial's median counts them, and diverged ones,
+    as worse than any other.
+    """
+    table = {}
+    for recipe in {run.recipe: None for run in runs}:
+        search = ranges(recipe)
+        trials: list[dict[str, Any]] = []
+        for i, values in enumerate(points(search, n)):
+            own = [run for run in runs if run.recipe == recipe and run.group == group(i)]
+            trials.append({"trial": i, "values": values} | results(own))
+        medians = [-1.0 if t["median"] is None else t["median"] for t in trials]
+        best = trials[medians.index(max(medians))]
+        table[recipe] = {
+            "ranges": {field: r.as_json() for field, r in search.items()},
+            "points": f"scipy.stats.qmc.Halton, scrambled with seed {POINTS_SEED}",
+            "trials": trials,
+            "chosen": best["trial"] if best["median"] is not None else None,
+        }
+    files.write_json(epath.Path(path), table)
+
+
+def results(runs: Sequence[Run]) -> dict[str, Any]:
+    """Status and final accuracy per seed, and the median over all seeds."""
+    statuses, accuracies = {}, {}
+    for run in runs:
+        statuses[str(run.seed)] = run.status() or "not run"
+        done = statuses[str(run.seed)] == "done"
+        accuracies[str(run.seed)] = read_run(run.folder).final_accuracy if done else None
+    median = statistics.median(-1.0 if a is None else a for a in accuracies.values())
+    return {
+        "status": statuses,
+        "final_accuracy": accuracies,
+        "median": median if median >= 0 else None,
+    }
+
+
+def chosen(path: pathlib.Path, recipe: str) -> list[str]:
+    """The overrides of the trial that trials.json chose for a recipe.
+
+    Raises:
+      ValueError: the file cannot be read, or chose none for this recipe.
+    """
+    try:
+        found = json.loads(path.read_text())[recipe]
+        return overrides(found["trials"][found["chosen"]]["values"])
+    except (OSError, ValueError, KeyError, TypeError, IndexError) as e:
+        raise ValueError(
+            f"tuned={path}: names no chosen trial for {recipe} ({type(e).__name__}: {e}); "
+            "it is what sweep.py --trials=N wrote as OUT/trials.json"
+        ) from e

@@ -1,0 +1,79 @@
+"""--status: what the files of a sweep tell, whoever asks, whether it is alive or dead."""
+
+import fcntl
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from sweeps import runs, status
+from sweeps.manifest import Manifest
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+@pytest.fixture
+def out(tmp_path):
+    """Five runs: done in 10 s, diverged, given up, at step 6 of 12 after 3 s, and waiting."""
+    made = runs.plan_runs("lars:smoke", range(5), tmp_path, group="steps_000012")
+    manifest = Manifest(tmp_path / "manifest.jsonl")
+    manifest.note_waiting(made)
+    ends = ["done", "diverged", "crashed: killed", "started"]
+    for run, end in zip(made, ends, strict=False):
+        manifest.write(run, "started", 1)
+        manifest.write(run, end, 1)
+        run.folder.mkdir(parents=True)
+        if end != "started":
+            word = "aborted" if end.startswith("crashed") else end
+            seconds = {"init": 99.0, "train": 8.0, "eval": 2.0}
+            (run.folder / "run.json").write_text(json.dumps({"status": word, "seconds": seconds}))
+    (made[3].folder / "config.json").write_text('{"total_steps": 12}')
+    timing = "step,train_seconds,eval_seconds,images_per_second\n3,1,0,9\n6,2.5,0.5,9\n"
+    (made[3].folder / "timing.csv").write_text(timing)
+    return tmp_path
+
+
+def test_a_live_sweep(out):
+    with (out / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        summary, running, last = status.lines(out)
+    counts = "5 runs: 1 done, 1 diverged, 1 failed, 1 running, 1 waiting"
+    assert summary.split() == ["lars:smoke/steps_000012", *counts.split()]
+    assert running == ("  lars:smoke/steps_000012/seed_0003: step 6 of 12, about 0:00:03 left")
+    assert last == "sweep at work, about 0:00:13 left"  # 3 s, and 10 s for the one that waits
+
+
+def test_a_dead_sweep(out):
+    (out / ".lock").touch()
+    summary, last = status.lines(out)
+    assert "1 failed, 1 stopped, 1 waiting" in summary
+    assert last == "sweep not at work; the same command continues"
+
+
+def test_another_process_needs_neither_jax_nor_tensorflow(out):
+    code = (
+        "import sys, sweep\n"
+        f"assert sweep.main(['--status={out}']) == 0\n"
+        "heavy = {'tensorflow', 'jax', 'tensorflow_datasets', 'scipy'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr
+    assert "1 done" in done.stdout
+
+
+def test_no_sweep_was_there(tmp_path):
+    with pytest.raises(ValueError, match=r"holds no manifest\.jsonl"):
+        list(status.lines(tmp_path))
+
+
+def test_waiting_is_noted_once(out):
+    before = (out / "manifest.jsonl").read_text()
+    Manifest(out / "manifest.jsonl").note_waiting(
+        runs.plan_runs("lars:smoke", range(5), out, group="steps_000012")
+    )
+    assert (out / "manifest.jsonl").read_text() == before
