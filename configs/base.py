@@ -51,9 +51,11 @@ def imagenet() -> ConfigDict:
     config.model.stem_kernel_size = 7
     config.model.stem_stride = 2
     config.model.stem_pool = True
+    config.model.stem_space_to_depth = False  # V07: True if a device has 8 images or fewer
     config.model.bn_span = 128  # V07: max(device batch, 64); 128 on 256 cores
     config.model.bn_decay = 0.9  # V07
     config.model.bn_epsilon = 1e-5  # V07
+    config.model.bn_running_variance = "mean_of_groups"  # V07; "pooled" adds that of their means
     config.model.pointwise_as_matmul = False  # the same result, faster on a CPU
     config.model.compute_dtype = "bfloat16"  # V07 --bfloat16 default
     config.model.logits_dtype = "bfloat16"  # V07: log_softmax runs on the bfloat16 logits

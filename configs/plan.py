@@ -8,6 +8,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 DTYPES = ("float32", "bfloat16")
+RUNNING_VARIANCES = ("mean_of_groups", "pooled")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,6 +102,19 @@ def validate(config: ConfigDict) -> None:
     check("model.bn_span", model.bn_span >= 1, "needs a number of examples, at least 1")
     check("model.bn_decay", 0 <= model.bn_decay < 1, "needs a fraction from 0 to below 1")
     check("model.bn_epsilon", model.bn_epsilon > 0, "must be positive")
+    check(
+        "model.bn_running_variance",
+        model.bn_running_variance in RUNNING_VARIANCES,
+        f"known: {', '.join(RUNNING_VARIANCES)}",
+    )
+    side = config.dataset.image_size
+    check(
+        "model.stem_space_to_depth",
+        not model.stem_space_to_depth
+        or ((model.stem_kernel_size, model.stem_stride) == (7, 2) and not (side and side % 2)),
+        "is for model.stem_kernel_size=7, model.stem_stride=2 and an even dataset.image_size; "
+        "leave it False with another stem",
+    )
     for field in ("compute_dtype", "logits_dtype"):
         check(f"model.{field}", model[field] in DTYPES, f"known: {', '.join(DTYPES)}")
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models.resnet import BatchNorm, ResNet
+from models.resnet import ResNet
 
 
 def shapes(model, side, channels):
@@ -157,6 +157,17 @@ def test_pointwise_convolutions_as_matrix_products_are_the_same_network():
         np.testing.assert_allclose(a, b, atol=2e-4 * np.abs(b).max() + 1e-4)
 
 
+def test_the_stem_over_blocks_is_the_same_network():
+    model = ResNet((1,), 4, 5, bn_span=3)
+    x = np.random.default_rng(0).normal(size=(3, 16, 16, 3)).astype(np.float32)
+    other = model.clone(stem_space_to_depth=True)
+    variables, same = initialise(model, x), initialise(other, x)
+    jax.tree.map(np.testing.assert_array_equal, variables, same)
+    want, _ = apply_in_training(model, variables, x)
+    got, _ = apply_in_training(other, variables, x)
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
 def test_initialisers():
     """lecun_normal: variance 1 / fan-in; the head has standard deviation 0.01 and no bias.
 
@@ -172,59 +183,6 @@ def test_initialisers():
     assert not params["head"]["bias"].any()
 
 
-# ------------------------------------------------------------- batch normalisation
-
-
-def norm(x, span=0, axis_name=None, decay=0.9):
-    module = BatchNorm(span, decay, 1e-5, axis_name)
-    channels = x.shape[-1]
-    params = {"scale": jnp.ones(channels), "bias": jnp.zeros(channels)}
-    stats = {"mean": jnp.zeros(channels), "var": jnp.ones(channels)}
-    y, new = apply_in_training(module, {"params": params, "batch_stats": stats}, x)
-    return y, new["batch_stats"]
-
-
-@pytest.mark.parametrize("offset", [0.0, 1e3, -3e4])
-def test_variance_survives_a_large_mean(offset):
-    """x = 1000 +- 0.1: E[x^2] - E[x]^2 in float32 gives 0, hence an output deviation of 31."""
-    x = (offset + 0.1 * np.random.default_rng(0).normal(size=(64, 4, 4, 3))).astype(np.float32)
-    y, stats = norm(jnp.asarray(x), decay=0.0)
-    want = x.astype(np.float64)
-    np.testing.assert_allclose(stats["var"], want.var((0, 1, 2)), rtol=1e-3)
-    assert np.asarray(y).std() == pytest.approx(1.0, rel=2e-3)
-
-
-def test_running_statistics_are_biased_and_weigh_the_batch_by_one_minus_decay():
-    x = np.random.default_rng(0).normal(3, 2, size=(8, 2, 2, 5)).astype(np.float32)
-    _, stats = norm(jnp.asarray(x), decay=0.9)
-    np.testing.assert_allclose(stats["mean"], 0.1 * x.mean((0, 1, 2)), rtol=1e-5)
-    np.testing.assert_allclose(stats["var"], 0.9 + 0.1 * x.var((0, 1, 2)), rtol=1e-5)
-
-
-def test_sub_batches_are_separate_batches():
-    x = np.random.default_rng(0).normal(size=(12, 3, 3, 2)).astype(np.float32)
-    together, stats = norm(jnp.asarray(x), span=4)
-    apart = [norm(jnp.asarray(x[i : i + 4])) for i in (0, 4, 8)]
-    np.testing.assert_allclose(together, np.concatenate([y for y, _ in apart]), atol=1e-6)
-    mean = np.mean([s["var"] for _, s in apart], axis=0)
-    np.testing.assert_allclose(stats["var"], mean, rtol=1e-5)
-
-
-@pytest.mark.parametrize("span", [2, 4, 8, 16])
-def test_span_does_not_depend_on_the_device_count(span):
-    x = np.random.default_rng(0).normal(1, 2, size=(16, 3, 3, 2)).astype(np.float32)
-    one, stats_of_one = norm(jnp.asarray(x), span)
-
-    def on_device(part):
-        y, stats = norm(part, span, "batch")
-        return y, jax.lax.pmean(stats, "batch")
-
-    many, stats = jax.pmap(on_device, axis_name="batch")(x.reshape(8, 2, 3, 3, 2))
-    np.testing.assert_allclose(many.reshape(x.shape), one, atol=2e-6)
-    np.testing.assert_allclose(stats["mean"][0], stats_of_one["mean"], atol=1e-6)
-    np.testing.assert_allclose(stats["var"][0], stats_of_one["var"], rtol=1e-5)
-
-
 def test_bfloat16_computes_in_bfloat16_and_keeps_float32_parameters_and_statistics():
     model = ResNet((1,), 8, 10, 3, 1, False, compute_dtype="bfloat16", logits_dtype="bfloat16")
     x = np.random.default_rng(0).normal(size=(4, 8, 8, 3)).astype(np.float32)
@@ -236,15 +194,3 @@ def test_bfloat16_computes_in_bfloat16_and_keeps_float32_parameters_and_statisti
     want, _ = apply_in_training(exact, variables, x)
     np.testing.assert_allclose(np.float32(logits), want, atol=0.03 * np.abs(want).max())
     assert not np.allclose(np.float32(logits), want, rtol=1e-5, atol=0)  # it was not float32
-
-
-def test_gradient_of_batch_norm_is_that_of_the_plain_formula():
-    x = jnp.asarray(np.random.default_rng(0).normal(2, 3, size=(6, 2, 2, 3)), jnp.float32)
-    weights = jnp.asarray(np.random.default_rng(1).normal(size=x.shape), jnp.float32)
-
-    def plain(x):
-        centred = x - x.mean((0, 1, 2))
-        return (weights * centred / jnp.sqrt(jnp.square(centred).mean((0, 1, 2)) + 1e-5)).sum()
-
-    ours = jax.grad(lambda x: (weights * norm(x)[0]).sum())(x)
-    np.testing.assert_allclose(ours, jax.grad(plain)(x), atol=1e-5)

@@ -1,0 +1,113 @@
+"""Batch normalisation against numpy over the examples that share statistics, on any placement."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from models.batch_norm import BatchNorm, average_statistics
+
+
+def apply_in_training(model, variables, x):
+    apply = jax.jit(lambda v, x: model.apply(v, x, train=True, mutable=["batch_stats"]))
+    return apply(variables, x)
+
+
+def norm(x, span=0, axis_name=None, decay=0.9):
+    module = BatchNorm(span, decay, 1e-5, axis_name)
+    channels = x.shape[-1]
+    params = {"scale": jnp.ones(channels), "bias": jnp.zeros(channels)}
+    stats = {"mean": jnp.zeros(channels), "var": jnp.ones(channels)}
+    y, new = apply_in_training(module, {"params": params, "batch_stats": stats}, x)
+    return y, new["batch_stats"]
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e3, -3e4])
+def test_variance_survives_a_large_mean(offset):
+    """x = 1000 +- 0.1: E[x^2] - E[x]^2 in float32 gives 0, hence an output deviation of 31."""
+    x = (offset + 0.1 * np.random.default_rng(0).normal(size=(64, 4, 4, 3))).astype(np.float32)
+    y, stats = norm(jnp.asarray(x), decay=0.0)
+    want = x.astype(np.float64)
+    np.testing.assert_allclose(stats["var"], want.var((0, 1, 2)), rtol=1e-3)
+    assert np.asarray(y).std() == pytest.approx(1.0, rel=2e-3)
+
+
+def test_running_statistics_are_biased_and_weigh_the_batch_by_one_minus_decay():
+    x = np.random.default_rng(0).normal(3, 2, size=(8, 2, 2, 5)).astype(np.float32)
+    _, stats = norm(jnp.asarray(x), decay=0.9)
+    np.testing.assert_allclose(stats["mean"], 0.1 * x.mean((0, 1, 2)), rtol=1e-5)
+    np.testing.assert_allclose(stats["var"], 0.9 + 0.1 * x.var((0, 1, 2)), rtol=1e-5)
+
+
+def test_sub_batches_are_separate_batches():
+    x = np.random.default_rng(0).normal(size=(12, 3, 3, 2)).astype(np.float32)
+    together, stats = norm(jnp.asarray(x), span=4)
+    apart = [norm(jnp.asarray(x[i : i + 4])) for i in (0, 4, 8)]
+    np.testing.assert_allclose(together, np.concatenate([y for y, _ in apart]), atol=1e-6)
+    mean = np.mean([s["var"] for _, s in apart], axis=0)
+    np.testing.assert_allclose(stats["var"], mean, rtol=1e-5)
+
+
+@pytest.mark.parametrize("span", [2, 4, 8, 16])
+def test_span_does_not_depend_on_the_device_count(span):
+    x = np.random.default_rng(0).normal(1, 2, size=(16, 3, 3, 2)).astype(np.float32)
+    one, stats_of_one = norm(jnp.asarray(x), span)
+
+    def on_device(part):
+        y, stats = norm(part, span, "batch")
+        return y, jax.lax.pmean(stats, "batch")
+
+    many, stats = jax.pmap(on_device, axis_name="batch")(x.reshape(8, 2, 3, 3, 2))
+    np.testing.assert_allclose(many.reshape(x.shape), one, atol=2e-6)
+    np.testing.assert_allclose(stats["mean"][0], stats_of_one["mean"], atol=1e-6)
+    np.testing.assert_allclose(stats["var"][0], stats_of_one["var"], rtol=1e-5)
+
+
+def test_gradient_of_batch_norm_is_that_of_the_plain_formula():
+    x = jnp.asarray(np.random.default_rng(0).normal(2, 3, size=(6, 2, 2, 3)), jnp.float32)
+    weights = jnp.asarray(np.random.default_rng(1).normal(size=x.shape), jnp.float32)
+
+    def plain(x):
+        centred = x - x.mean((0, 1, 2))
+        return (weights * centred / jnp.sqrt(jnp.square(centred).mean((0, 1, 2)) + 1e-5)).sum()
+
+    ours = jax.grad(lambda x: (weights * norm(x)[0]).sum())(x)
+    np.testing.assert_allclose(ours, jax.grad(plain)(x), atol=1e-5)
+
+
+def after_a_batch(x, span, running_variance, old):
+    """Running statistics after x [devices, parts, examples, c]: a device's parts one by one."""
+    module = BatchNorm(span, 0.8, 1e-5, "batch", running_variance=running_variance)
+    params = {"scale": jnp.ones(x.shape[-1]), "bias": jnp.zeros(x.shape[-1])}
+
+    def on_device(parts):
+        variables = {"params": params, "batch_stats": old}
+        new = [module.apply(variables, part, True, mutable=["batch_stats"])[1] for part in parts]
+        stacked = jax.tree.map(lambda *a: jnp.stack(a), *[n["batch_stats"] for n in new])
+        pooled_decay = 0.8 if running_variance == "pooled" else None
+        return average_statistics({"bn": stacked}, "batch", pooled_decay)["bn"]
+
+    return jax.pmap(on_device, axis_name="batch", out_axes=None)(x)
+
+
+@pytest.mark.parametrize(
+    ("parts", "span"), [(1, 8), (1, 4), (1, 16), (2, 4)], ids=["own", "sub", "joined", "parts"]
+)
+def test_running_variance_is_the_groups_mean_or_that_of_all_examples_together(parts, span):
+    """Eight devices whose groups differ in mean, against float64 numpy over the whole batch."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(8, parts, 8 // parts, 3)) + 3 * rng.normal(size=(8, 1, 1, 3))
+    x = (x + [0, 5, -100]).astype(np.float32)
+    old = {"mean": jnp.float32([1, 2, -50]), "var": jnp.float32([3, 4, 5])}
+    flat = x.astype(np.float64).reshape(-1, 3)
+    variance = {
+        "pooled": flat.var(0),
+        "mean_of_groups": flat.reshape(-1, span, 3).var(1).mean(0),
+    }
+    assert (
+        variance["pooled"] > 1.3 * variance["mean_of_groups"]
+    ).all()  # or one would be the other
+    for name, want in variance.items():
+        new = after_a_batch(x, span, name, old)
+        np.testing.assert_allclose(new["mean"], 0.8 * old["mean"] + 0.2 * flat.mean(0), rtol=1e-5)
+        np.testing.assert_allclose(new["var"], 0.8 * old["var"] + 0.2 * want, rtol=1e-4)
