@@ -75,7 +75,7 @@ def hyperparameters(config: ConfigDict, plan: Plan) -> dict[str, Any]:
     values: dict[str, Any] = {
         constants.SEED: config.seed,
         constants.GLOBAL_BATCH_SIZE: plan.global_batch_size,
-        constants.GRADIENT_ACCUMULATION_STEPS: 1,
+        constants.GRADIENT_ACCUMULATION_STEPS: plan.gradient_accumulation_steps,
         constants.TRAIN_SAMPLES: plan.n_train_examples,
         constants.EVAL_SAMPLES: plan.n_eval_examples,
         constants.MODEL_BN_SPAN: config.model.bn_span,

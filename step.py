@@ -23,6 +23,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import optim
+from models.batch_norm import average_statistics
 from optim import distribute
 
 AXIS = "batch"
@@ -145,6 +146,27 @@ def keep_unless(ok: jax.Array, new: Any, old: Any) -> Any:
     return jax.tree.map(choose, new, old)
 
 
+def over_micro_batches(
+    compute: Callable[[Batch], tuple[Any, Any]], batch: Batch, n: int, zeros: Any
+) -> tuple[Any, Any]:
+    """Cuts [b, ...] into n times [b / n, ...], one after another in a loop that compiles once.
+
+    Returns the mean of `compute`'s first results, which are as `zeros`, and the second ones stacked
+    [n, ...].
+    """
+    if n == 1:
+        result, part = compute(batch)
+        return result, jax.tree.map(lambda x: x[None], part)
+
+    def add(total: Any, micro_batch: Batch) -> tuple[Any, Any]:
+        result, part = compute(micro_batch)
+        return jax.tree.map(jnp.add, total, result), part
+
+    cut = jax.tree.map(lambda x: x.reshape(n, -1, *x.shape[1:]), batch)
+    total, parts = jax.lax.scan(add, zeros, cut)
+    return jax.tree.map(lambda x: x / n, total), parts
+
+
 def make_train_step(
     model: nn.Module,
     tx: optax.GradientTransformation,
@@ -152,18 +174,25 @@ def make_train_step(
     label_smoothing: float,
     mean: Any,
     std: Any,
+    accumulation_steps: int = 1,
+    pooled_decay: float | None = None,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]:
     """Returns the per-device step (state, batch) -> (state, metrics) over axis `batch`.
 
-    Gradients, metrics and running statistics are averaged over the devices. An update whose
-    averaged gradient is not finite changes nothing but the counts, and is reported as skipped.
+    Gradients, metrics and running statistics are averaged over the micro-batches and the devices:
+    k micro-batches on each of N devices are one update of k N devices. An update whose averaged
+    gradient is not finite changes nothing but the counts, and is reported as skipped.
 
     Args:
       label_smoothing: weight of the uniform distribution over classes, a fraction.
       mean, std: per channel, in pixel units 0..255.
+      accumulation_steps: micro-batches, one after another, into which a device's batch is cut;
+        activations are held for one of them.
+      pooled_decay: of the model's batch normalisation, see `average_statistics`.
     """
 
-    def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, jax.Array]]:
+    def gradients(state: TrainState, batch: Batch) -> tuple[Any, Any]:
+        """(grads, loss, accuracy) of one micro-batch of one device; running statistics after it."""
         image = normalise(batch["image"], batch["flip"], mean, std)
 
         def loss_fn(params: Any) -> tuple[jax.Array, Any]:
@@ -177,13 +206,18 @@ def make_train_step(
             accuracy = (logits.argmax(-1) == batch["label"]).mean()
             return loss, (accuracy, variables["batch_stats"])
 
-        (loss, (accuracy, batch_stats)), grads = jax.value_and_grad(loss_fn, has_aux=True)(
-            state.params
+        gradient_fn = jax.value_and_grad(loss_fn, has_aux=True)
+        (loss, (accuracy, batch_stats)), grads = gradient_fn(state.params)
+        return (grads, loss, accuracy), batch_stats
+
+    def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, jax.Array]]:
+        zeros = (jax.tree.map(jnp.zeros_like, state.params), jnp.zeros(()), jnp.zeros(()))
+        averaged, parts = over_micro_batches(
+            partial(gradients, state), batch, accumulation_steps, zeros
         )
         with jax.named_scope("all_reduce"):
-            grads, batch_stats, loss, accuracy = jax.lax.pmean(
-                (grads, batch_stats, loss, accuracy), AXIS
-            )
+            grads, loss, accuracy = jax.lax.pmean(averaged, AXIS)
+            batch_stats = average_statistics(parts, AXIS, pooled_decay)
         ok = all_finite(grads)
         old = distribute.attach(state.opt_state, state.owned)
         with jax.named_scope("optimizer"):

@@ -73,7 +73,10 @@ def build(
     Args:
       devices: of the steps; None: all that there are. Others are for compiling ahead of time.
     """
-    fields = ("model", "optimizer", "schedule", "total_steps", "label_smoothing")
+    fields = (
+        *("model", "optimizer", "schedule", "total_steps", "label_smoothing"),
+        "gradient_accumulation_steps",
+    )
     shared = {field: files.config_as_json(config)[field] for field in fields}
     return _build(json.dumps(shared, sort_keys=True), spec, devices)
 
@@ -93,7 +96,12 @@ def _build(
     tx, schedule = optim.from_recipe(config["optimizer"], config["schedule"], config["total_steps"])
     pixels = {"mean": np.array(spec.mean, np.float32), "std": np.array(spec.std, np.float32)}
     train_step = steps.make_train_step(
-        model, tx, label_smoothing=config["label_smoothing"], **pixels
+        model,
+        tx,
+        label_smoothing=config["label_smoothing"],
+        accumulation_steps=config["gradient_accumulation_steps"],
+        pooled_decay=model.bn_decay if model.bn_running_variance == "pooled" else None,
+        **pixels,
     )
     return Program(
         model=model,
@@ -232,7 +240,8 @@ def summary(config: ConfigDict, plan: plans.Plan, params: Any, first_step: int) 
         f"({plan.data_epochs:.2f} data epochs), warm-up {plan.warmup_steps:g}, "
         f"{len(plan.eval_steps)} evaluations, target {config.target_accuracy:.4g}",
         f"devices     {len(devices)} x {devices[0].device_kind} on {plan.n_hosts} host(s), "
-        f"{plan.device_batch_size} examples each",
+        f"{plan.device_batch_size} examples each"
+        + (f", {plan.micro_batch_size} at a time" if plan.gradient_accumulation_steps > 1 else ""),
     ]
     if first_step:
         lines.append(f"continued   from the checkpoint of step {first_step}")

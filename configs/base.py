@@ -19,6 +19,7 @@ def imagenet() -> ConfigDict:
     config.recipe = ""  # filled by `select`
     config.seed = 0
     config.global_batch_size = 32_768
+    config.gradient_accumulation_steps = 1  # micro-batches a device takes one after another
     config.total_steps = 2512  # V07: 16 loops of ceil(4 * 1281167 / 32768) = 157 steps
     config.eval_every_steps = 157  # V07: "4 epochs", the loop length
     config.device_eval_batch_size = 256  # V07: eval_batch = min(50000, 256 * devices)

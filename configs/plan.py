@@ -24,8 +24,10 @@ class Plan:
     n_hosts: int
     n_devices: int
     global_batch_size: int
+    gradient_accumulation_steps: int
     host_batch_size: int
     device_batch_size: int
+    micro_batch_size: int
     device_eval_batch_size: int
     total_steps: int
     warmup_steps: float
@@ -73,6 +75,7 @@ def validate(config: ConfigDict) -> None:
     )
     for field in (
         "global_batch_size",
+        "gradient_accumulation_steps",
         "total_steps",
         "eval_every_steps",
         "log_every_steps",
@@ -159,6 +162,21 @@ def make_plan(
             f"the nearest that is: {nearest}"
         )
     device_batch = batch // n_devices
+    micro_batches = config.gradient_accumulation_steps
+    if device_batch % micro_batches:
+        fitting = max(k for k in range(1, micro_batches) if device_batch % k == 0)
+        raise ValueError(
+            f"gradient_accumulation_steps={micro_batches}: does not divide the device batch of "
+            f"{device_batch} ({batch} over {n_devices} devices); the nearest below that does: "
+            f"{fitting}"
+        )
+    micro_batch = device_batch // micro_batches
+    if micro_batches > 1 and micro_batch % span:
+        raise ValueError(
+            f"model.bn_span={span}: does not divide the micro-batch of {micro_batch} "
+            f"({device_batch} a device in {micro_batches}); examples that share statistics must "
+            "meet in one micro-batch: take fewer gradient_accumulation_steps"
+        )
     if span % device_batch and device_batch % span:
         raise ValueError(
             f"model.bn_span={span}: neither divides the device batch of {device_batch} "
@@ -178,8 +196,10 @@ def make_plan(
         n_hosts=n_hosts,
         n_devices=n_devices,
         global_batch_size=batch,
+        gradient_accumulation_steps=micro_batches,
         host_batch_size=batch // n_hosts,
         device_batch_size=device_batch,
+        micro_batch_size=micro_batch,
         device_eval_batch_size=min(config.device_eval_batch_size, -(-n_eval_examples // n_devices)),
         total_steps=total,
         warmup_steps=warmup,

@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 import optim
 import step as steps
-from models.resnet import BatchNorm
+from models.batch_norm import BatchNorm
 from optim import distribute
 
 SIDE, CLASSES, BATCH = 6, 4, 16
@@ -59,8 +59,8 @@ def make_optimizer(name):
     return optim.make_optimizer(name, HYPERPARAMETERS[name], SCHEDULE, total_steps=10)[0]
 
 
-def make_step(tx, span=BATCH, label_smoothing=0.1):
-    return steps.make_train_step(make_model(span), tx, label_smoothing=label_smoothing, **PIXELS)
+def make_step(tx, span=BATCH, **options):
+    return steps.make_train_step(make_model(span), tx, label_smoothing=0.1, **PIXELS, **options)
 
 
 def make_batch(seed, n_devices=1):
@@ -106,12 +106,19 @@ def assert_close(got, want, tolerance):
         np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * scale)
 
 
-@pytest.mark.parametrize("name", sorted(HYPERPARAMETERS))
-def test_eight_devices_equal_one_with_one_bn_span(monkeypatch, name):
+@pytest.mark.parametrize(
+    ("name", "span", "accumulation_steps"),
+    [("nesterov", BATCH, 1), *((name, BATCH // 8, 8) for name in sorted(HYPERPARAMETERS))],
+)
+def test_eight_devices_equal_one_with_one_bn_span(monkeypatch, name, span, accumulation_steps):
+    """One device takes the batch at once, or as micro-batches, each the batch of a device."""
     tx = make_optimizer(name)
-    one, metrics_of_one, _ = run(monkeypatch, tx, 1)
-    eight, metrics, _ = run(monkeypatch, tx, 8)
+    one, metrics_of_one, _ = run(
+        monkeypatch, tx, 1, span=span, accumulation_steps=accumulation_steps
+    )
+    eight, metrics, _ = run(monkeypatch, tx, 8, span=span)
     assert metrics["loss"] == pytest.approx(metrics_of_one["loss"], rel=1e-5)
+    assert metrics["accuracy"] == pytest.approx(metrics_of_one["accuracy"], rel=1e-5)
     for got, want in zip(canonical(eight), canonical(one), strict=True):
         assert_close(got, want, 2e-4)
 
@@ -157,10 +164,11 @@ def test_pmap_is_shard_map(monkeypatch):
         assert_close(got, want, 1e-5)
 
 
-@pytest.mark.parametrize("name", ["nesterov", "shampoo"])
-def test_three_steps_compile_once(monkeypatch, caplog, name):
+@pytest.mark.parametrize(("name", "accumulation_steps"), [("nesterov", 2), ("shampoo", 1)])
+def test_three_steps_compile_once(monkeypatch, caplog, name, accumulation_steps):
+    tx = make_optimizer(name)
     with jax.log_compiles(), caplog.at_level(logging.WARNING):
-        run(monkeypatch, make_optimizer(name), 8)
+        run(monkeypatch, tx, 4, span=2, accumulation_steps=accumulation_steps)
     compiled = [r.getMessage() for r in caplog.records if "Finished XLA" in r.getMessage()]
     assert sum(f"jit({TRACED_AS})" in message for message in compiled) == 1, compiled
 
@@ -194,6 +202,14 @@ def test_running_statistics_are_averaged_over_devices(monkeypatch):
     after, _, _ = run(monkeypatch, tx, 8, n_steps=1, span=2)
     spans, _, _ = run(monkeypatch, tx, 1, n_steps=1, span=2)  # eight sub-batches of one device
     assert_close(jax.device_get(after.batch_stats), jax.device_get(spans.batch_stats), 1e-5)
+
+
+def test_running_variance_is_pooled_over_micro_batches_and_devices(monkeypatch):
+    """As that of one group of all examples, if the groups' statistics are pooled."""
+    tx = optax.sgd(0.0)
+    parts, _, _ = run(monkeypatch, tx, 4, n_steps=1, span=2, accumulation_steps=2, pooled_decay=0.9)
+    whole, _, _ = run(monkeypatch, tx, 1, n_steps=1)
+    assert_close(jax.device_get(parts.batch_stats), jax.device_get(whole.batch_stats), 1e-5)
 
 
 # ------------------------------------------------------------- non-finite gradients

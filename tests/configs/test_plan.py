@@ -50,6 +50,9 @@ def test_v1_decay_steps_are_the_logged_ones():
         (["--config.label_smoothing=1.0"], ["label_smoothing=1.0"]),
         (["--config.model.compute_dtype=float16"], ["compute_dtype=float16", "bfloat16"]),
         (["--config.model.bn_span=0"], ["bn_span=0"]),
+        (["--config.model.bn_running_variance=both"], ["bn_running_variance=both", "pooled"]),
+        (["--config.model.stem_space_to_depth=True"], ["space_to_depth=True", "kernel_size=7"]),
+        (["--config.gradient_accumulation_steps=0"], ["gradient_accumulation_steps=0"]),
         (["--config.model.stage_sizes=()"], ["stage_sizes"]),
         (["--config.optimizer.momentum=1.5"], ["optimizer.momentum=1.5"]),
         (["--config.optimizer.weight_decay=-1.0"], ["weight_decay=-1.0"]),
@@ -95,3 +98,35 @@ def test_bn_groups_must_divide_the_devices():
     config.global_batch_size = 20 * 1024
     with pytest.raises(ValueError, match="bn_span=8192"):
         plan.make_plan(config, **IMAGENET, n_devices=20, n_hosts=5)
+
+
+def accumulating(n_devices, **fields):
+    return plan.make_plan(
+        command_line.load(
+            "lars:mlperf_v07", [f"--config.{name}={value}" for name, value in fields.items()]
+        ),
+        **IMAGENET,
+        n_devices=n_devices,
+        n_hosts=1,
+    )
+
+
+def test_accumulation_cuts_the_device_batch():
+    p = accumulating(8, gradient_accumulation_steps=32)
+    assert (p.device_batch_size, p.micro_batch_size) == (4096, 128)
+    assert accumulating(8, gradient_accumulation_steps=16).micro_batch_size == 256  # two spans
+
+
+@pytest.mark.parametrize(
+    ("n_devices", "k", "words"),
+    [
+        (8, 33, ["gradient_accumulation_steps=33", "4096", "below that does: 32"]),
+        (1024, 33, ["gradient_accumulation_steps=33", "device batch of 32", "below that does: 32"]),
+        (8, 64, ["bn_span=128", "micro-batch of 64", "gradient_accumulation_steps"]),
+    ],
+)
+def test_uneven_accumulation_is_refused(n_devices, k, words):
+    with pytest.raises(ValueError) as caught:  # noqa: PT011
+        accumulating(n_devices, gradient_accumulation_steps=k)
+    for word in words:
+        assert word in str(caught.value)
