@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import os
+import shutil
 import sys
 import tempfile
 import threading
@@ -42,6 +43,7 @@ def ensure(
         with _lock(name, data_dir):
             found = locate(name, data_dir)  # another process may have made it while we waited
             if found is None:
+                _remove_leftovers(name, data_dir)
                 _build(name, data_dir, manual_dir, is_subset)
                 found = locate(name, data_dir)
                 if name == "imagenet2012" and not is_subset:
@@ -70,6 +72,18 @@ def _make_directory(data_dir: str) -> None:
         raise ValueError(
             f"dataset.data_dir={data_dir}: cannot be made: {error}; choose another"
         ) from error
+
+
+def _remove_leftovers(name: str, data_dir: str) -> None:
+    """A killed preparation leaves a directory that nothing reads, up to as large as the data set.
+
+    The caller holds the lock, so no other process is writing one.
+    """
+    if not prepared.is_local(data_dir):
+        return
+    for leftover in Path(data_dir, name).glob("incomplete.*"):
+        print(f"{leftover}: left by a preparation that was killed; removing it", file=sys.stderr)
+        shutil.rmtree(leftover)
 
 
 @contextlib.contextmanager
@@ -113,6 +127,7 @@ def _download_and_prepare(builder, name: str, data_dir: str, manual_dir: str | N
         force_checksums_validation=bool(builder.url_infos),
         try_download_gcs=False,
     )
+    print(f"{name}: not in {data_dir} yet; preparing it there", file=sys.stderr)
     try:
         with contextlib.redirect_stdout(sys.stderr):  # tfds prints
             builder.download_and_prepare(

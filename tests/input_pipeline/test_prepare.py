@@ -1,3 +1,4 @@
+import contextlib
 import gzip
 import io
 import socket
@@ -76,6 +77,27 @@ def test_the_command_ends_with_2_and_one_line(arguments, message, tmp_path, caps
     told = capsys.readouterr().err
     assert told.count("\n") == 1
     assert any(part in told for part in message.split("|"))
+
+
+@pytest.mark.slow
+def test_what_a_killed_preparation_left_is_removed_and_the_data_set_made(tmp_path):
+    """A process that is killed while tfds writes; then a second try."""
+    code = (
+        "import os, signal\n"
+        "from input_pipeline import prepare\n"
+        "from input_pipeline.digits.builder import Digits\n"
+        "Digits._generate_examples = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+        f"prepare.ensure('digits', {str(tmp_path)!r})"
+    )
+    killed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert killed.returncode == -9, killed.stderr
+    (leftover,) = tmp_path.glob("digits/*incomplete*")
+    told = io.StringIO()
+    with contextlib.redirect_stderr(told):
+        assert prepare.ensure("digits", str(tmp_path)).n_examples("train") == 1437
+    assert f"{leftover}: left by a preparation that was killed" in told.getvalue()
+    assert f"digits: not in {tmp_path} yet" in told.getvalue()
+    assert not list(tmp_path.glob("**/*incomplete*"))
 
 
 @pytest.mark.slow
