@@ -11,9 +11,11 @@ Exit status: 0 done, 1 runs failed, 2 user error, 75 stopped (the same command c
 """
 
 import argparse
+import contextlib
 import fcntl
 import os
 import pathlib
+import shlex
 import signal
 import sys
 from collections.abc import Sequence
@@ -21,7 +23,7 @@ from typing import IO
 
 from configs import command_line, plan
 from one_line_parser import OneLineParser
-from sweeps import budgets, pool, preparation, runs, status, trials, worker
+from sweeps import budgets, pod, pool, preparation, runs, status, trials, worker
 from sweeps.manifest import Manifest
 from sweeps.queue import Queue
 
@@ -48,6 +50,7 @@ def arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--workers", type=int, default=1, help="processes, each on its own cores")
     parser.add_argument("--attempts", type=int, default=2, help="of a run whose worker dies")
     parser.add_argument("--dry_run", action="store_true", help="say what would be run, and stop")
+    pod.add_flags(parser)
     parser.add_argument("--status", type=pathlib.Path, help="say how the sweep of this OUT stands")
     options, rest = parser.parse_known_args(argv)
     if not options.status and not options.out:
@@ -117,6 +120,15 @@ def locked(out: pathlib.Path) -> IO[str]:
     return lock
 
 
+def dry_run(asked: Sequence[runs.Run], joining: Sequence[str]) -> None:
+    """Says what would be run; on several hosts the very commands."""
+    for run in asked:
+        if joining:
+            print(shlex.join(pod.command(run, joining)))
+        else:
+            print(f"{run.name:<44} {run.folder}  {'complete' if run.is_complete() else ''}")
+
+
 def main(argv: Sequence[str]) -> int:
     options, overrides = arguments(argv)
     try:
@@ -124,29 +136,37 @@ def main(argv: Sequence[str]) -> int:
             for line in status.lines(options.status):
                 print(line)
             return DONE
+        joining = pod.joining_flags(options)
         asked = planned(options, overrides)
         if options.dry_run:
-            for run in asked:
-                print(f"{run.name:<44} {run.folder}  {'complete' if run.is_complete() else ''}")
+            dry_run(asked, joining)
             return DONE
-        lock = locked(options.out)  # before the data: two sweeps must not prepare them at once
+        process_id = pod.process_index() if options.distributed else options.process_id or 0
+        # Before the data: two sweeps must not prepare them at once.
+        lock = contextlib.nullcontext() if process_id else locked(options.out)
+        prepare = preparation.require_data if joining else preparation.prepare_data
         for run in {run.recipe: run for run in asked}.values():
             dataset = run.config().dataset
-            preparation.prepare_data(dataset.name, dataset.data_dir)
-        queue = Queue(asked, Manifest(options.out / "manifest.jsonl"), options.attempts)
+            prepare(dataset.name, dataset.data_dir)
+        manifest = Manifest(options.out / "manifest.jsonl", writes=process_id == 0)
+        queue = Queue(asked, manifest, options.attempts)
     except ValueError as e:
         print(f"error: {e}", file=sys.stderr)
         return USER_ERROR
     for name, value in worker.ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(options.out / ".compile_cache"))
+    cache = options.out.absolute() / ".compile_cache"
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache))
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) != signal.SIG_IGN:  # nohup
             signal.signal(number, signal.default_int_handler)
     with lock:
         try:
-            pool.run_all(queue, options.workers)
-            if options.trials:
+            if joining:
+                pod.run_all(queue, joining, process_id)
+            else:
+                pool.run_all(queue, options.workers)
+            if options.trials and not process_id:
                 trials.write(options.out / "trials.json", asked, options.trials)
         except KeyboardInterrupt:
             print("\nstopping: every worker saves its run; the same command continues", flush=True)

@@ -10,10 +10,14 @@ from sweeps.runs import Run
 
 
 class Manifest:
-    """Appends to the file; `reporting.manifest` reads it."""
+    """Appends to the file; `reporting.manifest` reads it.
 
-    def __init__(self, path: pathlib.Path):
-        self.path = path
+    Attributes:
+      writes: False on hosts other than the first, where nothing is written.
+    """
+
+    def __init__(self, path: pathlib.Path, writes: bool = True):
+        self.path, self.writes = path, writes
 
     def note_waiting(self, runs: Iterable[Run]) -> None:
         """A line for each run that has none yet, so that anybody knows what is still to come."""
@@ -31,5 +35,6 @@ class Manifest:
             "attempt": attempt,
             "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         }
-        with self.path.open("a") as f:
-            f.write(json.dumps(line) + "\n")
+        if self.writes:
+            with self.path.open("a") as f:
+                f.write(json.dumps(line) + "\n")

@@ -11,10 +11,22 @@ from input_pipeline import spec
 
 def check_parts(config: ConfigDict) -> None:
     """Raises ValueError for a data set or an optimizer that cannot be built."""
-    import optim  # late: it starts JAX, which --help need not
+    import jax  # late: --help need not start it
 
+    import optim
+
+    jax.config.update("jax_platforms", "cpu")  # accelerators are for the processes that train
     input_pipeline.describe(**config.dataset.to_dict())
     optim.from_recipe(config.optimizer.to_dict(), config.schedule.to_dict(), config.total_steps)
+
+
+def require_data(name: str, data_dir: str) -> None:
+    """Raises ValueError unless the data set is there: hosts must not prepare it all at once."""
+    if spec.locate(name, data_dir) is None:
+        raise ValueError(
+            f"dataset.data_dir={data_dir}: {name} is not prepared there; before a sweep on several "
+            f"hosts run python -m input_pipeline --name={name} --data_dir={data_dir}"
+        )
 
 
 def prepare_data(name: str, data_dir: str) -> None:

@@ -60,7 +60,7 @@ class Queue:
             self.waiting.append(run)
         else:
             self.ended[run] = status
-            if status.startswith(GIVEN_UP):
+            if status.startswith(GIVEN_UP) and self.manifest.writes:
                 abandoned.write(run, status)
             if status != "done":
                 print(f"\n{run.name}: {status}; see {run.folder}.log", flush=True)

@@ -1,0 +1,124 @@
+"""A sweep on several hosts: each of them starts the same command, and the runs go one by one.
+
+    python sweep.py --recipes=... --seeds=0:50 --out=SHARED --coordinator_address=HOST:PORT \\
+        --num_processes=32 --process_id=I
+    python sweep.py --recipes=... --seeds=0:50 --out=SHARED --distributed      (Cloud TPU, SLURM)
+
+A run is one `main.py` on every host, which joins the others by the same flags. Hosts do not talk to
+each other here: each goes by the exit status of its own main.py, which is the same on all of them,
+and by the run.json that host 0 writes. Only host 0 writes the manifest and holds the lock.
+"""
+
+import argparse
+import os
+import pathlib
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from sweeps.queue import Queue
+from sweeps.runs import Run
+
+ROOT = pathlib.Path(__file__).parents[1]
+MAIN = ROOT / "main.py"
+ENDS = {0: "done", 3: "diverged", 75: "preempted", 130: "aborted"}
+USER_ERROR = 2
+PROCESS_INDEX = "import jax; jax.distributed.initialize(); print(jax.process_index())"
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags that main.py has, too, and gets from here."""
+    hosts = parser.add_argument_group("several hosts, each of which starts this same command")
+    hosts.add_argument(
+        "--distributed", action="store_true", help="they find each other (Cloud TPU, SLURM, ...)"
+    )
+    hosts.add_argument("--coordinator_address", metavar="HOST:PORT", help="of process 0")
+    hosts.add_argument("--num_processes", type=int, help="how many hosts there are")
+    hosts.add_argument("--process_id", type=int, help="which of them this is, from 0")
+
+
+def joining_flags(options: argparse.Namespace) -> list[str]:
+    """What main.py is to be given to join the other hosts; [] on a single one.
+
+    Raises:
+      ValueError: some of the explicit flags without the others, or a process that cannot be.
+    """
+    names = ("coordinator_address", "num_processes", "process_id")
+    given = {name: getattr(options, name) for name in names}
+    missing = [name for name, value in given.items() if value is None]
+    if options.distributed:
+        if len(missing) < len(names):
+            raise ValueError("distributed: finds the hosts by itself; leave out the other flags")
+        return ["--distributed"]
+    if len(missing) == len(names):
+        return []
+    if missing:
+        raise ValueError(f"{missing[0]}: missing; {', '.join(names)} are given together")
+    if not 0 <= options.process_id < options.num_processes:
+        raise ValueError(
+            f"process_id={options.process_id}: needs a number from 0 to below "
+            f"num_processes={options.num_processes}"
+        )
+    return [f"--{name}={value}" for name, value in given.items()]
+
+
+def process_index() -> int:
+    """Of this host, as jax.distributed finds it, asked by a process that then frees the devices.
+
+    Raises:
+      ValueError: no cluster is found here.
+    """
+    command = [sys.executable, "-c", PROCESS_INDEX]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise ValueError(
+            f"distributed: no cluster is found here ({reason}); give "
+            "--coordinator_address=HOST:PORT --num_processes=N --process_id=I"
+        )
+    return int(done.stdout.split()[-1])
+
+
+def command(run: Run, flags: Sequence[str]) -> list[str]:
+    """What a host starts for a run; `flags` are those by which main.py joins the other hosts."""
+    optimizer, _, variant = run.recipe.partition(":")
+    config = str(ROOT / "configs" / f"{optimizer}.py") + (f":{variant}" if variant else "")
+    folder = os.fspath(run.folder)
+    workdir = folder if "://" in folder else os.path.abspath(folder)
+    start = [sys.executable, str(MAIN), f"--config={config}"]
+    return [*start, *run.overrides, f"--workdir={workdir}", *flags]
+
+
+def run_all(queue: Queue, flags: Sequence[str], process_id: int) -> None:
+    """Runs all that waits, in order, on this host and its peers.
+
+    A KeyboardInterrupt lets the run save, as far as it can, before it is passed on.
+    """
+    while not queue.is_over:
+        run = queue.waiting[0]
+        queue.take(run)
+        queue.end(run, attempt(run, flags, process_id))
+
+
+def attempt(run: Run, flags: Sequence[str], process_id: int) -> str:
+    """One main.py to its end; returns how the run stands then."""
+    suffix = f".host_{process_id:03d}.log" if process_id else ".log"
+    log = run.folder.parent / f"{run.folder.name}{suffix}"
+    with log.open("a") as file:
+        process = subprocess.Popen(
+            command(run, flags), stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            returncode = process.wait()
+        except KeyboardInterrupt:
+            process.terminate()
+            process.wait()
+            raise
+    if returncode in ENDS:
+        return ENDS[returncode]
+    if run.is_complete():  # as when a peer was lost after the last step
+        return str(run.status())
+    last = (log.read_text(errors="replace").strip().splitlines() or ["no message"])[-1]
+    if returncode == USER_ERROR:
+        return f"failed: {last.removeprefix('error: ')}"
+    return f"crashed: main.py ended with {returncode}: {last}"

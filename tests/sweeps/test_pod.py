@@ -1,0 +1,110 @@
+"""A sweep on several hosts, with a stand-in for main.py: commands, exit statuses, who writes."""
+
+import json
+import sys
+
+import pytest
+
+import sweep
+from sweeps import pod, runs
+from sweeps.manifest import Manifest
+from sweeps.queue import Queue
+
+HOSTS = ["--coordinator_address=h0:99", "--num_processes=2"]
+# Ends as the run's seed says: an exit status per attempt; notes its arguments.
+STAND_IN = """
+import json, pathlib, sys
+folder = pathlib.Path(next(a for a in sys.argv if a.startswith("--workdir=")).partition("=")[2])
+ends = {0: [0], 1: [75, 1, 0], 2: [1, 134], 3: [3], 4: [2], 5: [1]}[int(folder.name[-4:])]
+calls = folder.with_suffix(".calls")
+done = calls.read_text().splitlines() if calls.exists() else []
+calls.write_text("\\n".join([*done, json.dumps(sys.argv[1:])]))
+status = ends[len(done)]
+print("error: field=1: the rule" if status == 2 else "the last words")
+if status in (0, 3) or folder.name == "seed_0005":  # 5: a peer is lost after the last step
+    folder.mkdir(parents=True, exist_ok=True)
+    word = "diverged" if status == 3 else "done"
+    (folder / "run.json").write_text(json.dumps({"status": word}))
+sys.exit(status)
+"""
+
+
+@pytest.fixture
+def stand_in(tmp_path, monkeypatch):
+    (tmp_path / "main.py").write_text(STAND_IN)
+    monkeypatch.setattr(pod, "MAIN", tmp_path / "main.py")
+
+
+def test_exit_statuses(stand_in, tmp_path):
+    asked = runs.plan_runs("lars:smoke", range(6), tmp_path / "out")
+    manifest = Manifest(tmp_path / "out/manifest.jsonl")
+    manifest.path.parent.mkdir()
+    queue = Queue(asked, manifest, attempts=2)
+    pod.run_all(queue, ["--distributed"], process_id=0)
+    assert {run.seed: status for run, status in queue.ended.items()} == {
+        0: "done",
+        1: "done",  # preempted once, which does not count, and crashed once
+        2: "crashed: main.py ended with 134: the last words",
+        3: "diverged",
+        4: "failed: field=1: the rule",
+        5: "done",
+    }
+    lines = [json.loads(line) for line in manifest.path.read_text().splitlines()]
+    of_1 = [(line["status"], line["attempt"]) for line in lines if line["seed"] == 1]
+    crashed = "crashed: main.py ended with 1: the last words"
+    assert of_1 == [
+        ("waiting", 0), ("started", 1), ("preempted", 1), ("started", 1), (crashed, 1),
+        ("started", 2), ("done", 2),
+    ]  # fmt: skip
+    assert json.loads((asked[2].folder / "run.json").read_text())["status"] == "aborted"
+
+
+def test_only_the_first_host_writes(stand_in, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    monkeypatch.setattr(sweep.preparation, "require_data", lambda *_: None)
+    arguments = ["--recipes=lars:smoke", "--seeds=2", f"--out={out}", *HOSTS]
+    assert sweep.main([*arguments, "--process_id=1"]) == 1
+    folder = out / "lars:smoke"
+    names = {p.relative_to(out).as_posix() for p in out.rglob("*") if p.is_file()}
+    assert names == {"lars:smoke/seed_0002.calls", "lars:smoke/seed_0002.host_001.log"}
+    first, second = map(json.loads, (folder / "seed_0002.calls").read_text().splitlines())
+    assert first == second
+    (folder / "seed_0002.calls").unlink()
+    assert sweep.main([*arguments, "--process_id=0"]) == 1
+    assert {p.name for p in out.iterdir()} == {"manifest.jsonl", ".lock", "lars:smoke"}
+
+
+def test_dry_run_prints_the_very_commands(tmp_path, capsys):
+    arguments = ["--recipes=lars:smoke sm3:smoke", "--seeds=3", f"--out={tmp_path}", "--dry_run"]
+    arguments += ["--config.total_steps=9"]
+    assert sweep.main([*arguments, *HOSTS, "--process_id=1"]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert len(printed) == 2
+    assert printed[0].split() == [
+        sys.executable,
+        str(pod.ROOT / "main.py"),
+        f"--config={pod.ROOT / 'configs/lars.py'}:smoke",
+        "--config.total_steps=9",
+        "--config.seed=3",
+        f"--workdir={tmp_path / 'lars:smoke/seed_0003'}",
+        *HOSTS,
+        "--process_id=1",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (HOSTS, "process_id: missing"),
+        ([*HOSTS, "--process_id=2"], "process_id=2: needs a number from 0 to below"),
+        (["--distributed", *HOSTS], "distributed: finds the hosts by itself"),
+        ([*HOSTS, "--process_id=0"], "digits is not prepared there"),
+    ],
+)
+def test_mistakes(arguments, words, tmp_path, capsys):
+    arguments = [*arguments, f"--config.dataset.data_dir={tmp_path}"]
+    arguments += ["--recipes=lars:smoke", f"--out={tmp_path / 'out'}"]
+    assert sweep.main(arguments) == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert error.count("\n") == 1
