@@ -21,6 +21,7 @@ from flax import struct
 from jax import Array, lax
 
 PyTree = Any
+MOST_PARTS = 4  # of a row that is dealt out before it is gathered
 
 
 @struct.dataclass
@@ -146,10 +147,11 @@ def gather(x: Array, n: int, n_devices: int, axis_name: str | None) -> Array:
 
 
 def _parts(x: Array, n: int, n_devices: int) -> int:
-    """Into how many parts of dimension 1 a device's only row can be dealt out."""
+    """Into how many parts of dimension 1 a device's only row can be dealt out, one message each."""
     if x.shape[0] > 1 or x.ndim < 2:
         return 1
-    return max(c for c in range(1, n_devices // n + 1) if x.shape[1] % c == 0)
+    most = max(1, min(n_devices // n, MOST_PARTS))
+    return max(c for c in range(1, most + 1) if x.shape[1] % c == 0)
 
 
 def _sum_of_zeros(x: Array, n: int, axis_name: str | None) -> Array:

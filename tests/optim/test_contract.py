@@ -14,6 +14,7 @@ import optax
 import pytest
 
 import optim
+import step
 from optim import distribute
 
 HYPERPARAMETERS = {
@@ -22,6 +23,7 @@ HYPERPARAMETERS = {
     "shampoo": {"exponent_override": 4, "matrix_epsilon": 1e-5, "start_preconditioning_step": 2},
     "sm3": {"momentum": 0.9},
 }
+RETURNS_PARAMETERS = "averaging:averaged_sgd"
 EXAMPLES = [
     "optax:adamw",
     "optax:lamb",
@@ -36,6 +38,7 @@ def pytest_generate_tests(metafunc):
         chosen = metafunc.config.getoption("--optimizer")
         names = chosen or [
             *optim.BUILDERS,
+            RETURNS_PARAMETERS,
             *(pytest.param(name, marks=pytest.mark.slow) for name in EXAMPLES),
         ]
         metafunc.parametrize("name", names)
@@ -144,39 +147,32 @@ def test_a_restored_state_goes_on_as_before(name, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, resumed, straight)
 
 
-def test_eight_devices_equal_one(name):
+def test_eight_devices_equal_one_and_may_take_their_state_back(name):
+    """Placed and donated as the loop does it, even if init returned the parameters themselves."""
     tx, update = built(name)
     x, y = (a.reshape(8, 8, -1) for a in problem())
 
-    def step(without, owned, params, x, y):
-        g = jax.lax.pmean(jax.grad(loss)(params, x, y), "batch")
-        updates, state = tx.update(g, distribute.attach(without, owned), params)
-        without, owned = distribute.detach(state)
-        return without, owned, optax.apply_updates(params, updates)
+    def one_step(state, batch):
+        g = jax.lax.pmean(jax.grad(loss)(state.params, *batch), step.AXIS)
+        old = distribute.attach(state.opt_state, state.owned)
+        updates, new = tx.update(g, old, state.params)
+        opt_state, owned = distribute.detach(new)
+        params = optax.apply_updates(state.params, updates)
+        return step.TrainState(state.step + 1, params, {}, opt_state, owned), loss(params, *batch)
 
-    axes = {"in_axes": (None, 0, None, 0, 0), "out_axes": (None, 0, None)}
-    pmapped = jax.pmap(step, axis_name="batch", **axes)
-    params, (without, owned) = init_params(), distribute.split(tx.init(init_params()), 8)
-    for _ in range(4):
-        without, owned, params = pmapped(without, owned, params, x, y)
-    alone, _ = steps(update, init_params(), tx.init(init_params()), 4)
-    assert_close(params, alone)
-
-
-def test_its_state_may_be_donated_beside_the_parameters(name):
-    """An init that returns the parameters themselves must go through the loop's placement."""
-    tx, _ = built(name)
     params = jax.tree.map(jnp.asarray, init_params())
-    state = jax.tree.map(np.array, tx.init(params))  # as `step.place` does
+    state = step.place(step.TrainState(jnp.int32(0), params, {}, tx.init(params), {}))
+    over_devices = step.over_devices(one_step)
+    for _ in range(4):
+        state, _ = over_devices(state, (x, y))
+    alone, _ = steps(update, init_params(), tx.init(init_params()), 4)
+    assert_close(state.params, alone)
 
-    def step(params, state):
-        updates, state = tx.update(jax.grad(loss)(params, *problem()), state, params)
-        return optax.apply_updates(params, updates), state
 
-    donating = jax.jit(step, donate_argnums=(0, 1))
-    for _ in range(2):
-        params, state = donating(params, state)
-    assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(params))
+def test_the_example_returns_the_parameters_themselves():
+    params = jax.tree.map(jnp.asarray, init_params())
+    state = built(RETURNS_PARAMETERS)[0].init(params)
+    assert state.average["dense"]["kernel"] is params["dense"]["kernel"]
 
 
 def test_unknown_names_and_fields_are_explained():

@@ -8,8 +8,10 @@ import numpy as np
 import optax
 import pytest
 
+import checkpoint
 import optim
 from optim import distribute
+from step import TrainState
 
 SHAPES = {"kernel": (40, 24), "bias": (24,), "scale": ()}  # 15, 3 and 0 rows of block size 8
 TX = optim.distributed_shampoo(
@@ -94,12 +96,25 @@ def test_a_replicated_canonical_state_gives_the_update_of_one_device():
     assert_close(state.rows, alone()[1].rows, 2e-4)
 
 
-def test_a_run_moves_from_eight_devices_to_one_to_two():
-    params, state = run_owned(8, tree(0), TX.init(tree(0)), GRADS[:2])
-    state = jax.tree.map(np.asarray, state)  # what a checkpoint holds
-    updates, state = jax.jit(TX.update)(GRADS[2], state, jax.tree.map(np.asarray, params))
-    params = optax.apply_updates(jax.tree.map(np.asarray, params), updates)
-    params, _ = run_owned(2, *jax.tree.map(np.asarray, (params, state)), GRADS[3:])
+def test_a_run_moves_by_checkpoint_from_eight_devices_to_one_to_four(tmp_path):
+    def through_a_checkpoint(step, params, state):
+        checkpoints = checkpoint.open_checkpoints(tmp_path / str(step), keep=1)
+        placed = TrainState(jnp.int32(step), params, {}, *distribute.split(state, 8))
+        checkpoint.save(checkpoints, step, placed, {})
+        checkpoints.wait_until_finished()
+        template = TrainState(jnp.int32(0), tree(0), {}, TX.init(tree(0)), {})
+        restored, _ = checkpoint.restore_latest(checkpoints, template)
+        jax.tree.map(np.testing.assert_array_equal, restored.opt_state, state)
+        return restored.params, restored.opt_state
+
+    at_two = through_a_checkpoint(2, *run_owned(8, tree(0), TX.init(tree(0)), GRADS[:2]))
+    straight, _ = run_owned(8, *at_two, GRADS[2:3])
+    on_four, _ = run_owned(4, *at_two, GRADS[2:3])
+    updates, state = jax.jit(TX.update)(GRADS[2], at_two[1], at_two[0])
+    on_one = optax.apply_updates(at_two[0], updates)
+    assert_close(on_one, straight)
+    assert_close(on_four, straight)
+    params, _ = run_owned(4, *through_a_checkpoint(3, on_one, state), GRADS[3:])
     assert_close(params, alone()[0])
 
 
