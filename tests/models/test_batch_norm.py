@@ -32,6 +32,16 @@ def test_variance_survives_a_large_mean(offset):
     assert np.asarray(y).std() == pytest.approx(1.0, rel=2e-3)
 
 
+@pytest.mark.parametrize("value", [1.0, 1000.0, -3e4])
+def test_bfloat16s_smallest_spread_survives_any_mean(value):
+    """Two neighbouring bfloat16 numbers, at random: no float32 sum may lose their difference."""
+    low, high = sorted(float(jnp.bfloat16(value * (1 + step))) for step in (0, 2**-7))
+    x = np.random.default_rng(0).choice([low, high], size=(64, 8, 8, 3))
+    assert high > low
+    _, stats = norm(jnp.asarray(x, jnp.bfloat16), decay=0.0)
+    np.testing.assert_allclose(stats["var"], x.var((0, 1, 2)), rtol=0.02)
+
+
 def test_running_statistics_are_biased_and_weigh_the_batch_by_one_minus_decay():
     x = np.random.default_rng(0).normal(3, 2, size=(8, 2, 2, 5)).astype(np.float32)
     _, stats = norm(jnp.asarray(x), decay=0.9)
