@@ -69,6 +69,18 @@ def largest_batch(
     return None
 
 
+def figures(
+    config: str, overrides: Sequence[str], topology: topologies.Topology, hlo: str = ""
+) -> dict:
+    """`plan`, and for a batch that does not fit the largest that does."""
+    found = plan(config, overrides, topology, hlo)
+    if not found["train_step"]["fits"]:
+        found["largest_global_batch_size"] = largest_batch(
+            config, overrides, topology, found["device_batch_size"]
+        )
+    return found
+
+
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         description="Compiles a recipe's steps for a TPU topology, without a TPU.",
@@ -82,17 +94,13 @@ def main(argv: Sequence[str]) -> int:
     try:
         topology = topologies.parse(options.topology)
         hlo = str(pathlib.Path(options.hlo).absolute()) if options.hlo else ""
-        figures = plan(options.config, overrides, topology, hlo)
-        if not figures["train_step"]["fits"]:
-            figures["largest_global_batch_size"] = largest_batch(
-                options.config, overrides, topology, figures["device_batch_size"]
-            )
+        found = figures(options.config, overrides, topology, hlo)
         if options.json:
-            pathlib.Path(options.json).write_text(json.dumps(figures, indent=1) + "\n")
+            pathlib.Path(options.json).write_text(json.dumps(found, indent=1) + "\n")
     except (ValueError, OSError) as e:
         print(f"error: {e}", file=sys.stderr)
         return USER_ERROR
-    print(summary.text(figures))
+    print(summary.text(found))
     return PLANNED
 
 

@@ -107,7 +107,11 @@ def measure(config: ConfigDict, topology: topologies.Topology, hlo: str = "") ->
         ("eval_step", program.eval_step, plan.device_eval_batch_size),
     ):
         found[name] = compiled(step, (state, batch(size)), topology, hlo and f"{hlo}/{name}.txt")
-    roots = [x.shape for x in jax.tree.leaves(owned) if x.ndim == 4 and x.shape[2] == x.shape[3]]
+    roots = [
+        leaf.shape[1]
+        for path, leaf in jax.tree_util.tree_leaves_with_path(owned)
+        if "roots" in jax.tree_util.keystr(path)
+    ]
     return {
         "recipe": config.recipe,
         "topology": topology.name,
@@ -118,7 +122,7 @@ def measure(config: ConfigDict, topology: topologies.Topology, hlo: str = "") ->
         "n_evaluations": len(plan.eval_steps),
         "eval_batches": -(-plan.n_eval_examples // (n * plan.device_eval_batch_size)),
         "hbm_gib": topology.generation.hbm_gib,
-        "roots_per_device": sum(k for _, k, *_ in roots) // 2,  # statistics and roots
+        "roots_per_device": sum(roots),
         "versions": {"jax": jax.__version__, "libtpu": _libtpu_version()},
         **found,
     }

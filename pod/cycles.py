@@ -2,7 +2,8 @@
 
 The compiler annotates every fusion with `estimated_cycles`, aware of precision and layout. They are
 summed over the program, bodies of loops times their trips. Left out: waiting for collectives (their
-bytes are listed, with an estimate of the time on the links), host and input, and whatever the
+bytes are listed, with an estimate of the time on the links: gathered bytes over the bandwidth of a
+chip, twice that for a sum), host and input, and whatever the
 hardware does at once.
 """
 
@@ -17,7 +18,8 @@ from pod.topologies import Generation
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 NOT_AN_ESTIMATE = 2**50  # the compiler writes 2^60 where it has none
 BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s32": 4, "u32": 4, "f32": 4, "s64": 8}
-SCOPES = ("statistics", "roots", "preconditioning", "gather")  # of optim.shampoo
+PASSES = {"all-reduce": 2}  # of the bytes over a chip's links; 1 for all others
+SCOPES = ("rows", "statistics", "roots", "preconditioning", "gather")  # of optim.shampoo
 
 Computation = list[str]
 
@@ -86,6 +88,7 @@ class _Sum:
         self.found = found
         self.cycles: collections.Counter[str] = collections.Counter()
         self.moved: dict[str, collections.Counter[str]] = {}
+        self.linked: collections.Counter[str] = collections.Counter()  # bytes x passes by part
         self.unknown_loops = 0
 
     def add(self, name: str, times: int = 1, outer: str = "") -> None:
@@ -105,7 +108,7 @@ class _Sum:
                 cycles = int(_find(r'"estimated_cycles":"(\d+)"', line) or 0)
                 if 0 < cycles < NOT_AN_ESTIMATE:
                     self.cycles[part_of(op_name)] += cycles * times
-                self._add_collective(line, times)
+                self._add_collective(line, times, op_name)
 
     def _add_dearest(self, branches: Sequence[str], times: int, op_name: str) -> None:
         sums = []
@@ -115,11 +118,12 @@ class _Sum:
             sums.append(one)
         dearest = max(sums, key=lambda s: s.cycles.total())
         self.cycles.update(dearest.cycles)
+        self.linked.update(dearest.linked)
         self.unknown_loops += dearest.unknown_loops
         for kind, moved in dearest.moved.items():
             self.moved.setdefault(kind, collections.Counter()).update(moved)
 
-    def _add_collective(self, line: str, times: int) -> None:
+    def _add_collective(self, line: str, times: int, op_name: str) -> None:
         found = _pattern(rf" = (.*?) ({'|'.join(COLLECTIVES)})(-start)?\(").search(line)
         if not found:
             return
@@ -129,6 +133,7 @@ class _Sum:
             sizes = sizes[len(sizes) // 2 :]
         moved = self.moved.setdefault(found[2], collections.Counter())
         moved.update(count=times, bytes=sum(sizes) * times)
+        self.linked[part_of(op_name)] += PASSES.get(found[2], 1) * sum(sizes) * times
 
 
 def _called(line: str, key: str) -> str:
@@ -149,24 +154,18 @@ def _n_bytes(dtype: str, dims: str) -> int:
     return size
 
 
-def link_seconds(moved: Mapping[str, Mapping[str, int]], generation: Generation) -> float:
-    """Time on the links of a chip: gathered bytes over the bandwidth, twice that for a sum."""
-    passes = {"all-reduce": 2}
-    total = sum(passes.get(kind, 1) * m["bytes"] for kind, m in moved.items())
-    return total / generation.interconnect_bytes_per_second
-
-
 def estimate(text: str, generation: Generation) -> dict[str, Any]:
     """Returns cycles, seconds by part, collectives and their time, of a compiled program's text."""
     found, entry = computations(text)
     total = _Sum(found)
     total.add(entry)
-    hertz = generation.clock_mhz * 1e6
+    hertz, per_second = generation.clock_mhz * 1e6, generation.interconnect_bytes_per_second
     return {
         "estimated_cycles": total.cycles.total(),
         "compute_seconds": total.cycles.total() / hertz,
         "compute_seconds_by_part": {k: v / hertz for k, v in total.cycles.most_common()},
         "collectives": {kind: dict(moved) for kind, moved in sorted(total.moved.items())},
-        "link_seconds": link_seconds(total.moved, generation),
+        "link_seconds": total.linked.total() / per_second,
+        "link_seconds_by_part": {k: v / per_second for k, v in total.linked.most_common()},
         "loops_counted_once": total.unknown_loops,
     }

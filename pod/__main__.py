@@ -1,0 +1,53 @@
+"""Plans all published recipes: python -m pod [--topology=v3:16x8] [--out=results/pod_plan] [--page]
+
+Writes a JSON for each, then the page and its figure. --page writes only the latter anew.
+"""
+
+import argparse
+import json
+import pathlib
+import sys
+from collections.abc import Sequence
+
+import pod_plan
+from configs import command_line
+from pod import document, summary, topologies
+
+RECIPES = (
+    "lars:mlperf_v07",
+    "nesterov:nado",
+    "sm3:untuned",
+    "shampoo:readme",
+    "shampoo:mlperf_v1",
+    "shampoo:mlperf_v1_64k",
+)
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m pod", description=__doc__.split("\n")[0])
+    parser.add_argument("--topology", default="v3:16x8")
+    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("results/pod_plan"))
+    parser.add_argument("--recipes", nargs="+", default=RECIPES, choices=RECIPES)
+    parser.add_argument("--page", action="store_true", help="only the page, of the plans there")
+    options = parser.parse_args(argv)
+    try:
+        topology = topologies.parse(options.topology)
+        options.out.mkdir(parents=True, exist_ok=True)
+        for recipe in [] if options.page else options.recipes:
+            config = command_line.recipe_path(recipe)
+            figures = pod_plan.figures(config, [], topology)
+            print(summary.text(figures), flush=True)
+            file = options.out / f"{recipe}.json"
+            file.write_text(json.dumps(figures, indent=1) + "\n")
+        found = [options.out / f"{recipe}.json" for recipe in RECIPES]
+        plans = [json.loads(file.read_text()) for file in found if file.exists()]
+        speed = topology.generation.interconnect_bytes_per_second / 1e9
+        document.write(options.out, plans, speed)
+    except (ValueError, OSError) as e:
+        print(f"error: {e}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
