@@ -26,10 +26,15 @@ def table() -> str:
     return "\n".join(lines)
 
 
+def replaced(page: str, begin: str, end: str, content: str) -> str:
+    """The page with other content between its two markers."""
+    before, rest = page.split(begin)
+    return f"{before}{begin}\n{content}\n{end}{rest.split(end)[1]}"
+
+
 def inserted(readme: str) -> str:
     """The README with its table replaced by the present one."""
-    before, rest = readme.split(BEGIN)
-    return f"{before}{BEGIN}\n{table()}\n{END}{rest.split(END)[1]}"
+    return replaced(readme, BEGIN, END, table())
 
 
 if __name__ == "__main__":
