@@ -1,4 +1,4 @@
-"""The stem over blocks against the plain one: the same parameter, output and gradient."""
+"""Padding in closed form; the stem over blocks: the plain one's parameter, output, gradient."""
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +35,17 @@ def test_the_stem_over_blocks_is_the_plain_stem(height, width):
         strict=True,
     ):
         np.testing.assert_allclose(got, want, rtol=0, atol=2e-6 * np.abs(want).max())
+
+
+@pytest.mark.parametrize("side", [6, 7])
+def test_same_with_stride_2_pads_even_sides_at_the_end_only(side):
+    """(0, 1) on even sides, (1, 1) on odd ones: where TensorFlow's fixed padding has (1, 1)."""
+    x = np.random.default_rng(0).normal(size=(1, side, side, 1)).astype(np.float32)
+    first = np.zeros((3, 3, 1, 1), np.float32)
+    first[0, 0] = 1  # the output is the first pixel of each window
+    y = Conv(1, 3, 2).apply({"params": {"kernel": first}}, x)
+    padded = np.pad(x, [(0, 0), (side % 2, 1), (side % 2, 1), (0, 0)])
+    np.testing.assert_array_equal(y, padded[:, : side + side % 2 : 2, : side + side % 2 : 2])
 
 
 def test_the_stem_over_blocks_computes_in_its_dtype():

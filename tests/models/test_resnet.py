@@ -1,11 +1,13 @@
 """The network against float64 numpy, against closed forms, and over placements."""
 
+import math
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.stats
 
 from models.resnet import ResNet
 
@@ -29,33 +31,37 @@ def apply_in_training(model, variables, x):
     return apply(variables, x)
 
 
-def size(tree):
-    return sum(leaf.size for leaf in jax.tree.leaves(tree))
+def resnet50_shapes():
+    """Every tensor of ResNet-50 v1.5, layer by layer, as the paper's table 1 lists them."""
+    layers = {"stem": (7, 7, 3, 64), "bn_stem": 64, "head": (2048, 1000)}
+    c_in = 64
+    for stage, (blocks, c) in enumerate([(3, 64), (4, 128), (6, 256), (3, 512)], start=1):
+        for block in range(1, blocks + 1):
+            name = f"stage{stage}_block{block}"
+            layers[f"{name}/conv1"], layers[f"{name}/bn1"] = (1, 1, c_in, c), c
+            layers[f"{name}/conv2"], layers[f"{name}/bn2"] = (3, 3, c, c), c
+            layers[f"{name}/conv3"], layers[f"{name}/bn3"] = (1, 1, c, 4 * c), 4 * c
+            if block == 1:
+                layers[f"{name}/conv_proj"], layers[f"{name}/bn_proj"] = (1, 1, c_in, 4 * c), 4 * c
+            c_in = 4 * c
+    shapes = {}
+    for name, shape in layers.items():
+        if isinstance(shape, int):
+            shapes[f"{name}/scale"] = shapes[f"{name}/bias"] = (shape,)
+        else:
+            shapes[f"{name}/kernel"] = shape
+    return shapes | {"head/bias": (1000,)}
 
 
-@pytest.fixture(scope="module")
-def resnet50():
-    return shapes(ResNet((3, 4, 6, 3), 64, 1000), 224, 3)["params"]
-
-
-def test_resnet50_has_the_submissions_parameters(resnet50):
-    leaves = jax.tree.leaves(resnet50)
-    assert size(resnet50) == 25_557_032
-    assert sum(leaf.ndim > 1 for leaf in leaves) == 54  # weight tensors
-    assert sum(leaf.ndim == 1 for leaf in leaves) == 107  # biases, and BN's scales and biases
-    assert {leaf.dtype for leaf in leaves} == {jnp.dtype("float32")}
-
-
-@pytest.mark.parametrize("stage", range(4))
-def test_parameters_per_block(resnet50, stage):
-    """Closed form: 1x1, 3x3, 1x1 and the projection, a scale and a bias a channel."""
-    c, blocks = 64 * 2**stage, (3, 4, 6, 3)[stage]
-    for block in range(blocks):
-        c_in = 4 * c if block else (64 if stage == 0 else 2 * c)
-        expected = c_in * c + 9 * c * c + 4 * c * c + 2 * (c + c + 4 * c)
-        if block == 0:
-            expected += c_in * 4 * c + 2 * 4 * c
-        assert size(resnet50[f"stage{stage + 1}_block{block + 1}"]) == expected
+def test_resnet50_has_the_submissions_parameters():
+    params = shapes(ResNet((3, 4, 6, 3), 64, 1000), 224, 3)["params"]
+    leaves = jax.tree_util.tree_flatten_with_path(params)[0]
+    got = {"/".join(part.key for part in path): leaf.shape for path, leaf in leaves}
+    assert got == resnet50_shapes()
+    assert {leaf.dtype for _, leaf in leaves} == {jnp.dtype("float32")}
+    assert sum(map(math.prod, got.values())) == 25_557_032
+    assert sum(len(shape) > 1 for shape in got.values()) == 54  # weight tensors
+    assert sum(len(shape) == 1 for shape in got.values()) == 107  # biases, BN's scales and biases
 
 
 # ------------------------------------------------------------- a float64 transcription
@@ -169,18 +175,29 @@ def test_the_stem_over_blocks_is_the_same_network():
 
 
 def test_initialisers():
-    """lecun_normal: variance 1 / fan-in; the head has standard deviation 0.01 and no bias.
+    """Kernels: a normal distribution cut at two deviations, of variance 1 / fan-in after the cut.
 
-    The last scale of a block is 0, the others 1.
+    The head: a normal distribution of deviation 0.01, not cut. Biases 0; scales 1, but 0 for the
+    last of a block.
     """
-    params = initialise(ResNet((1,), 64, 1000), jnp.zeros((1, 64, 64, 3)))["params"]
+    params = initialise(ResNet((1,), 64, 1000), jnp.zeros((1, 16, 16, 3)))["params"]
+    cut = scipy.stats.truncnorm(-2, 2)
     for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
-        if path[-1].key == "scale":
-            assert (leaf == (0 if path[-2].key == "bn3" else 1)).all(), path
-    kernel = params["stage1_block1"]["conv2"]["kernel"]
-    assert kernel.std() == pytest.approx((9 * 64) ** -0.5, rel=0.02)
-    assert params["head"]["kernel"].std() == pytest.approx(0.01, rel=0.02)
-    assert not params["head"]["bias"].any()
+        layer, kind = path[-2].key, path[-1].key
+        values = np.ravel(leaf)
+        if layer == "head" and kind == "kernel":
+            assert scipy.stats.kstest(values / 0.01, "norm").pvalue > 1e-3
+            assert np.abs(values).max() > 0.035
+        elif kind == "kernel":
+            standard = values * math.sqrt(math.prod(leaf.shape[:-1])) * cut.std()
+            assert scipy.stats.kstest(standard, cut.cdf).pvalue > 1e-3, path
+        else:
+            assert (values == (kind == "scale" and layer != "bn3")).all(), path
+    assert len({float(leaf.ravel()[0]) for leaf in kernels(params)}) == 6  # no two drawn alike
+
+
+def kernels(params):
+    return [leaf for leaf in jax.tree.leaves(params) if leaf.ndim > 1]
 
 
 def test_bfloat16_computes_in_bfloat16_and_keeps_float32_parameters_and_statistics():
