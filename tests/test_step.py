@@ -204,6 +204,30 @@ def test_running_statistics_are_averaged_over_devices(monkeypatch):
     assert_close(jax.device_get(after.batch_stats), jax.device_get(spans.batch_stats), 1e-5)
 
 
+@pytest.mark.slow
+def test_accumulation_holds_the_activations_of_one_micro_batch():
+    """Scratch memory of the compiled step, beside that of a device batch an eighth as large."""
+    tx, side = optax.sgd(1.0), 32
+    state = steps.place(steps.init_state(make_model(), tx, (side, side, 1), seed=0))
+
+    def temporary_bytes(examples, accumulation_steps):
+        shape = (1, examples)
+        batch = {
+            "image": jnp.zeros((*shape, side, side, 1), jnp.uint8),
+            "label": jnp.zeros(shape, jnp.int32),
+            "mask": jnp.ones(shape, bool),
+            "flip": jnp.zeros(shape, bool),
+        }
+        train_step = make_step(tx, span=16, accumulation_steps=accumulation_steps)
+        on_one = steps.over_devices(train_step, devices=jax.devices()[:1])
+        lowered = on_one.lower(jax.device_get(state), batch)
+        return lowered.compile().memory_analysis().temp_size_in_bytes
+
+    small, whole, cut = (temporary_bytes(*x) for x in ((32, 1), (256, 1), (256, 8)))
+    assert whole > 6 * small
+    assert cut < 1.5 * small
+
+
 def test_running_variance_is_pooled_over_micro_batches_and_devices(monkeypatch):
     """As that of one group of all examples, if the groups' statistics are pooled."""
     tx = optax.sgd(0.0)

@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import signal
+from functools import partial
 
 import jax
 import numpy as np
@@ -12,6 +13,7 @@ from etils import epath
 
 import checkpoint
 import evaluator
+import mlperf_log
 import train
 from configs import command_line
 from interruption import Preempted
@@ -160,6 +162,44 @@ def test_seeds_of_a_recipe_share_one_program(config):
     one, other = (train.build(config(f"--config.seed={s}"), spec) for s in (1, 2))
     assert one is other
     assert train.build(config("--config.optimizer.momentum=0.5"), spec) is not one
+
+
+@pytest.mark.slow
+def test_accumulation_and_pooling_reach_the_step_and_the_log(config):
+    """One update either way: the same parameters, a larger running variance, and a loop."""
+    spec = train.input_pipeline.describe(**config().dataset.to_dict())
+    batches = train.input_pipeline.train_batches(
+        config().dataset.to_dict(),
+        seed=0,
+        global_batch_size=64,
+        first_step=0,
+        host_index=0,
+        n_hosts=1,
+        n_local_devices=8,
+    )
+    batch = next(batches)
+    span = "--config.model.bn_span=4"  # 8 a device
+
+    def update(*overrides):
+        chosen = config(span, *overrides)
+        program = train.build(chosen, spec)
+        initial = train.steps.init_state(program.model, program.tx, spec.image_shape, 0)
+        loops = program.train_step.lower(train.steps.place(initial), batch).as_text()
+        state, _ = program.train_step(train.steps.place(initial), batch)
+        plan = train.plans.make_plan(chosen, 1437, 360, n_devices=8, n_hosts=1)
+        logged = mlperf_log.hyperparameters(chosen, plan)["gradient_accumulation_steps"]
+        return jax.device_get(state), "stablehlo.while" in loops, logged
+
+    plain, has_loop, logged = update()
+    assert (has_loop, logged) == (False, 1)
+    other, has_loop, logged = update(
+        "--config.gradient_accumulation_steps=2", "--config.model.bn_running_variance=pooled"
+    )
+    assert (has_loop, logged) == (True, 2)
+    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-5), other.params, plain.params)
+    stem, plain_stem = other.batch_stats["bn_stem"], plain.batch_stats["bn_stem"]
+    np.testing.assert_allclose(stem["mean"], plain_stem["mean"], atol=1e-6)
+    assert (stem["var"] > plain_stem["var"] + 1e-6).all()
 
 
 # ------------------------------------------------------------- interruption and resumption

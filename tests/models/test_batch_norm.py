@@ -58,6 +58,29 @@ def test_sub_batches_are_separate_batches():
     np.testing.assert_allclose(stats["var"], mean, rtol=1e-5)
 
 
+def test_evaluation_takes_the_running_statistics_for_a_batch_of_any_size():
+    """Seven examples, which the span of three does not divide; a variance of epsilon's size."""
+    x = np.random.default_rng(0).normal(size=(7, 2, 2, 3)).astype(np.float32)
+    stats = {"mean": np.float32([1, 2, 3]), "var": np.float32([0.5, 2, 0.1])}
+    params = {"scale": np.float32([1, 3, -1]), "bias": np.float32([0, 1, 2])}
+    module = BatchNorm(3, 0.9, epsilon=0.25)
+    variables = {"params": params, "batch_stats": stats}
+    y, new = module.apply(variables, x, train=False, mutable=["batch_stats"])
+    want = (x - stats["mean"]) / np.sqrt(stats["var"] + 0.25) * params["scale"] + params["bias"]
+    np.testing.assert_allclose(y, want, rtol=1e-5, atol=1e-5)
+    jax.tree.map(np.testing.assert_array_equal, new["batch_stats"], stats)
+
+
+def test_statistics_of_bfloat16_are_float32s_and_the_output_is_bfloat16():
+    x = 5 + np.random.default_rng(0).normal(size=(32, 4, 4, 3))
+    x = jnp.asarray(x, jnp.bfloat16)
+    y, stats = norm(x, decay=0.0)
+    exact = np.asarray(x, np.float64)
+    np.testing.assert_allclose(stats["mean"], exact.mean((0, 1, 2)), rtol=1e-6)
+    np.testing.assert_allclose(stats["var"], exact.var((0, 1, 2)), rtol=1e-5)
+    assert (y.dtype, stats["var"].dtype) == (jnp.bfloat16, jnp.float32)
+
+
 @pytest.mark.parametrize("span", [2, 4, 8, 16])
 def test_span_does_not_depend_on_the_device_count(span):
     x = np.random.default_rng(0).normal(1, 2, size=(16, 3, 3, 2)).astype(np.float32)
