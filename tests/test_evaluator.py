@@ -68,7 +68,8 @@ def test_first_hit_counts_even_if_the_curve_falls_again():
 
 def test_curve_file(tmp_path):
     evaluator.write_curve(
-        epath.Path(tmp_path / "curve.csv"), [Evaluation(4, 1, 3, 2.5), Evaluation(8, 2, 3, 0.123456789)]
+        epath.Path(tmp_path / "curve.csv"),
+        [Evaluation(4, 1, 3, 2.5), Evaluation(8, 2, 3, 0.123456789)],
     )
     assert (tmp_path / "curve.csv").read_text() == (
         "step,n_correct,n_seen,accuracy,loss\n4,1,3,0.333333,2.5\n8,2,3,0.666667,0.123456789\n"

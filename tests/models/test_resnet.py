@@ -178,9 +178,12 @@ def test_initialisers():
     """Kernels: a normal distribution cut at two deviations, of variance 1 / fan-in after the cut.
 
     The head: a normal distribution of deviation 0.01, not cut. Biases 0; scales 1, but 0 for the
-    last of a block.
+    last of a block. Running means 0, variances 1.
     """
-    params = initialise(ResNet((1,), 64, 1000), jnp.zeros((1, 16, 16, 3)))["params"]
+    variables = initialise(ResNet((1,), 64, 1000), jnp.zeros((1, 16, 16, 3)))
+    for path, leaf in jax.tree_util.tree_flatten_with_path(variables["batch_stats"])[0]:
+        assert (leaf == (path[-1].key == "var")).all(), path
+    params = variables["params"]
     cut = scipy.stats.truncnorm(-2, 2)
     for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
         layer, kind = path[-2].key, path[-1].key
