@@ -7,8 +7,11 @@ import re
 import shlex
 import subprocess
 import sys
+import textwrap
 import tomllib
+import types
 
+import numpy as np
 import pytest
 import yaml
 from absl import flags
@@ -32,16 +35,22 @@ SECTIONS = ("dataset", "model", "optimizer", "schedule")
 MADE_BY_THE_READER = ("configs/mine.py", "checkpoints/")
 
 
+FENCED = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
+
+
+def blocks(text, language):
+    """The fenced blocks of a language, dedented."""
+    return [textwrap.dedent(block) for name, block in FENCED.findall(text) if name == language]
+
+
 def lines(text):
     """Every line of the fenced blocks without a language, continuations joined."""
-    for block in re.findall(r"^ *```\n(.*?)^ *```", text, re.DOTALL | re.MULTILINE):
-        yield from block.replace("\\\n", " ").splitlines()
+    return [line for b in blocks(text, "") for line in b.replace("\\\n", " ").splitlines()]
 
 
 def spans(text):
     """The inline code of a page."""
-    text = re.sub(r"^ *```.*?^ *```", "", text, flags=re.DOTALL | re.MULTILINE)
-    return {" ".join(span.split()) for span in re.findall(r"`([^`]+)`", text)}
+    return {" ".join(s.split()) for s in re.findall(r"`([^`]+)`", FENCED.sub("", text))}
 
 
 def commands(text):
@@ -111,7 +120,7 @@ def check_python(arguments, config):
         assert plain <= known_flags(tuple(program)), plain
     if "config" in plain:
         check_config(rest)
-    if program == ["sweep.py"]:
+    if program == ["sweep.py"] and "status" not in given:
         here = [a for a in rest if not a.startswith("--tuned=")]  # an earlier command's file
         assert sweep.main([*here, "--dry_run"]) == sweep.DONE
     return None
@@ -141,7 +150,7 @@ def test_blocks_of_commands_hold_nothing_else(page):
 
 @pytest.mark.parametrize("page", TEXTS)
 def test_every_path_that_it_names_exists(page):
-    path = re.compile(r"([\w.-]+/)+|([\w.-]+/)*[\w-]+\.(py|md|cff|toml)")
+    path = re.compile(r"([a-z][\w.-]+/)+|([a-z][\w.-]+/)*[\w-]+\.(py|md|cff|toml)")
     for span in filter(path.fullmatch, SPANS[page]):
         assert is_file(span), span
 
@@ -170,6 +179,8 @@ def test_every_field_test_and_function_that_is_named_is_there():
     fields = {f"{s}.{f}" for c in recipes.published() for s in SECTIONS for f in c[s]}
     tests = "".join(path.read_text("utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
     for span in ALL_SPANS:
+        if re.fullmatch(r"--config\.[a-z_.]+(=\S*)?", span):
+            command_line.load("lars:digits", [span if "=" in span else f"{span}=1"])
         if re.fullmatch(rf"({'|'.join(SECTIONS)})\.[a-z_0-9]+", span):
             assert span in fields, span
         if re.fullmatch(r"test_\w+", span):
@@ -201,9 +212,7 @@ def test_the_table_of_recipes_shows_every_flagged_field():
 
 
 def test_the_recipe_of_ones_own_optimizer_loads_and_builds(tmp_path):
-    code = re.search(r"```python\n(.*?)```", README, re.DOTALL)[1]
-    code = "\n".join(line.removeprefix("   ") for line in code.splitlines())
-    (tmp_path / "mine.py").write_text(code)
+    (tmp_path / "mine.py").write_text(blocks(README, "python")[0])
     argv = ["main.py", f"--config={tmp_path / 'mine.py'}:digits", "--config.optimizer.b1=0.8"]
     flag_values = flags.FlagValues()
     command_line.define_config_flag(flag_values, argv)
@@ -215,6 +224,21 @@ def test_the_recipe_of_ones_own_optimizer_loads_and_builds(tmp_path):
     tx, schedule = optim.from_recipe(optimizer, config.schedule.to_dict(), config.total_steps)
     assert float(schedule(6)) == pytest.approx(0.01)
     assert tx.init({"w": 1.0}) is not None
+
+
+def test_the_optimizer_of_the_how_to_takes_steps_of_unit_length(monkeypatch):
+    mine = types.ModuleType("configs.mine")
+    monkeypatch.setitem(sys.modules, "configs.mine", mine)
+    exec(blocks(TEXTS["docs/optimizers.md"], "python")[0], vars(mine))
+    config = mine.get_config()
+    plan.validate(config)
+    optim.check(config.optimizer.name)
+    assert set(mine.SEARCH) <= {f"{s}.{f}" for s in SECTIONS for f in config[s]}
+    params = {"w": np.float32([3.0, 4.0]), "zero": np.zeros(2, np.float32)}
+    tx = mine.unit_sgd(0.5, momentum=0.0)
+    updates, _ = tx.update(params, tx.init(params), params)
+    np.testing.assert_allclose(updates["w"], [-0.3, -0.4], rtol=1e-6)
+    assert not np.any(updates["zero"])
 
 
 def test_the_citation_is_one():
