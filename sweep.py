@@ -18,16 +18,17 @@ import pathlib
 import shlex
 import signal
 import sys
-from collections.abc import Sequence
-from typing import IO
+from collections.abc import Mapping, Sequence
+from typing import IO, Any
 
 from configs import command_line, plan
 from one_line_parser import OneLineParser
-from sweeps import budgets, pod, pool, preparation, runs, status, trials, worker
+from sweeps import attempt, budgets, pod, pool, preparation, runs, slurm, status, trials, worker
 from sweeps.manifest import Manifest
 from sweeps.queue import Queue
 
 DONE, FAILED, USER_ERROR, PREEMPTED = 0, 1, 2, 75
+STOPPING = {False: "every worker saves its run", True: "the cluster's jobs go on"}
 
 
 def arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -50,6 +51,7 @@ def arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--workers", type=int, default=1, help="processes, each on its own cores")
     parser.add_argument("--attempts", type=int, default=2, help="of a run whose worker dies")
     parser.add_argument("--dry_run", action="store_true", help="say what would be run, and stop")
+    slurm.add_flags(parser)
     pod.add_flags(parser)
     parser.add_argument("--status", type=pathlib.Path, help="say how the sweep of this OUT stands")
     options, rest = parser.parse_known_args(argv)
@@ -120,58 +122,79 @@ def locked(out: pathlib.Path) -> IO[str]:
     return lock
 
 
-def dry_run(asked: Sequence[runs.Run], joining: Sequence[str]) -> None:
-    """Says what would be run; on several hosts the very commands."""
+def dry_run(asked: Sequence[runs.Run], joining: Sequence[str], cluster: Mapping[str, Any]) -> None:
+    """Says what would be run; on several hosts and on a cluster the very commands."""
+    if cluster:
+        told = ", ".join(f"{k}={v}" for k, v in cluster.items())
+        print(f"# one array of {sum(not run.is_complete() for run in asked)} tasks: {told}")
     for run in asked:
-        if joining:
-            print(shlex.join(pod.command(run, joining)))
+        if joining or cluster:
+            print(shlex.join(attempt.command(run, joining)))
         else:
             print(f"{run.name:<44} {run.folder}  {'complete' if run.is_complete() else ''}")
+
+
+def ready(
+    asked: Sequence[runs.Run], options: argparse.Namespace, on_several_hosts: bool, process_id: int
+) -> tuple[contextlib.AbstractContextManager[Any], Queue]:
+    """Takes the lock, sees to the data, and returns (lock, queue of the runs not complete)."""
+    # The lock before the data: two sweeps must not prepare them at once.
+    lock = contextlib.nullcontext() if process_id else locked(options.out)
+    prepare = preparation.require_data if on_several_hosts else preparation.prepare_data
+    for run in {run.recipe: run for run in asked}.values():
+        dataset = run.config().dataset
+        prepare(dataset.name, dataset.data_dir)
+    manifest = Manifest(options.out / "manifest.jsonl", writes=process_id == 0)
+    return lock, Queue(asked, manifest, options.attempts)
+
+
+def set_environment(out: pathlib.Path) -> None:
+    """What every process that trains inherits; what the user has set stays."""
+    cache = {"JAX_COMPILATION_CACHE_DIR": str(out.absolute() / ".compile_cache")}
+    for name, value in (worker.ENVIRONMENT | cache).items():
+        os.environ.setdefault(name, value)
+
+
+def interrupt_on_signals() -> None:
+    """Makes SIGTERM and a lost terminal what Ctrl-C is."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:  # nohup
+            signal.signal(number, signal.default_int_handler)
 
 
 def main(argv: Sequence[str]) -> int:
     options, overrides = arguments(argv)
     try:
         if options.status:
-            for line in status.lines(options.status):
-                print(line)
+            print(*status.lines(options.status), sep="\n")
             return DONE
-        joining = pod.joining_flags(options)
+        joining, cluster = pod.joining_flags(options), slurm.parameters(options)
         asked = planned(options, overrides)
         if options.dry_run:
-            dry_run(asked, joining)
+            dry_run(asked, joining, cluster)
             return DONE
         process_id = pod.process_index() if options.distributed else options.process_id or 0
-        # Before the data: two sweeps must not prepare them at once.
-        lock = contextlib.nullcontext() if process_id else locked(options.out)
-        prepare = preparation.require_data if joining else preparation.prepare_data
-        for run in {run.recipe: run for run in asked}.values():
-            dataset = run.config().dataset
-            prepare(dataset.name, dataset.data_dir)
-        manifest = Manifest(options.out / "manifest.jsonl", writes=process_id == 0)
-        queue = Queue(asked, manifest, options.attempts)
+        lock, queue = ready(asked, options, bool(joining), process_id)
+        executor = slurm.executor(options.out, cluster) if cluster else None
     except ValueError as e:
         print(f"error: {e}", file=sys.stderr)
         return USER_ERROR
-    for name, value in worker.ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
-    cache = options.out.absolute() / ".compile_cache"
-    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache))
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) != signal.SIG_IGN:  # nohup
-            signal.signal(number, signal.default_int_handler)
+    set_environment(options.out)
+    interrupt_on_signals()
     with lock:
         try:
-            if joining:
+            if executor:
+                slurm.run_all(queue, executor)
+            elif joining:
                 pod.run_all(queue, joining, process_id)
             else:
                 pool.run_all(queue, options.workers)
-            if options.trials and not process_id:
-                trials.write(options.out / "trials.json", asked, options.trials)
         except KeyboardInterrupt:
-            print("\nstopping: every worker saves its run; the same command continues", flush=True)
+            print(f"\nstopping: {STOPPING[bool(cluster)]}; the same command continues", flush=True)
             worker.stop_all()
             return PREEMPTED
+        if options.trials and not process_id:
+            trials.write(options.out / "trials.json", asked, options.trials)
     return FAILED if queue.has_failures else DONE
 
 

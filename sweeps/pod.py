@@ -10,19 +10,13 @@ and by the run.json that host 0 writes. Only host 0 writes the manifest and hold
 """
 
 import argparse
-import os
-import pathlib
 import subprocess
 import sys
 from collections.abc import Sequence
 
+from sweeps.attempt import Attempt, command
 from sweeps.queue import Queue
-from sweeps.runs import Run
 
-ROOT = pathlib.Path(__file__).parents[1]
-MAIN = ROOT / "main.py"
-ENDS = {0: "done", 3: "diverged", 75: "preempted", 130: "aborted"}
-USER_ERROR = 2
 PROCESS_INDEX = "import jax; jax.distributed.initialize(); print(jax.process_index())"
 
 
@@ -79,16 +73,6 @@ def process_index() -> int:
     return int(done.stdout.split()[-1])
 
 
-def command(run: Run, flags: Sequence[str]) -> list[str]:
-    """What a host starts for a run; `flags` are those by which main.py joins the other hosts."""
-    optimizer, _, variant = run.recipe.partition(":")
-    config = str(ROOT / "configs" / f"{optimizer}.py") + (f":{variant}" if variant else "")
-    folder = os.fspath(run.folder)
-    workdir = folder if "://" in folder else os.path.abspath(folder)
-    start = [sys.executable, str(MAIN), f"--config={config}"]
-    return [*start, *run.overrides, f"--workdir={workdir}", *flags]
-
-
 def run_all(queue: Queue, flags: Sequence[str], process_id: int) -> None:
     """Runs all that waits, in order, on this host and its peers.
 
@@ -97,28 +81,10 @@ def run_all(queue: Queue, flags: Sequence[str], process_id: int) -> None:
     while not queue.is_over:
         run = queue.waiting[0]
         queue.take(run)
-        queue.end(run, attempt(run, flags, process_id))
-
-
-def attempt(run: Run, flags: Sequence[str], process_id: int) -> str:
-    """One main.py to its end; returns how the run stands then."""
-    suffix = f".host_{process_id:03d}.log" if process_id else ".log"
-    log = run.folder.parent / f"{run.folder.name}{suffix}"
-    with log.open("a") as file:
-        process = subprocess.Popen(
-            command(run, flags), stdout=file, stderr=subprocess.STDOUT, start_new_session=True
-        )
+        attempt = Attempt(run, command(run, flags), process_id)
         try:
-            returncode = process.wait()
+            status = attempt.status()
         except KeyboardInterrupt:
-            process.terminate()
-            process.wait()
+            attempt.stop()
             raise
-    if returncode in ENDS:
-        return ENDS[returncode]
-    if run.is_complete():  # as when a peer was lost after the last step
-        return str(run.status())
-    last = (log.read_text(errors="replace").strip().splitlines() or ["no message"])[-1]
-    if returncode == USER_ERROR:
-        return f"failed: {last.removeprefix('error: ')}"
-    return f"crashed: main.py ended with {returncode}: {last}"
+        queue.end(run, status)

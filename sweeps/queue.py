@@ -43,11 +43,11 @@ class Queue:
     def has_failures(self) -> bool:
         return any(status.startswith(GIVEN_UP) for status in self.ended.values())
 
-    def take(self, run: Run) -> None:
+    def take(self, run: Run, status: str = "started") -> None:
         self.waiting.remove(run)
         self.tries[run] += 1
         run.folder.parent.mkdir(parents=True, exist_ok=True)
-        self.manifest.write(run, "started", self.tries[run])
+        self.manifest.write(run, status, self.tries[run])
 
     def end(self, run: Run, status: str) -> None:
         """Takes down how an attempt ended; the run waits again if it may be tried again."""

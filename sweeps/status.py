@@ -56,9 +56,10 @@ def progress(folder: pathlib.Path, last: str, alive: bool) -> Progress:
         pass
     if last.startswith(("crashed", "failed")):
         return Progress("failed")
-    if last == "waiting":
+    begun = last == "started" or (last == "submitted" and (folder / "config.json").exists())
+    if last in ("waiting", "submitted") and not begun:
         return Progress("waiting")
-    return Progress("running" if alive and last == "started" else "stopped", *_step(folder))
+    return Progress("running" if alive and begun else "stopped", *_step(folder))
 
 
 def _step(folder: pathlib.Path) -> tuple[int, int, float]:

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 import sweep
-from sweeps import pod, runs
+from sweeps import attempt, pod, runs
 from sweeps.manifest import Manifest
 from sweeps.queue import Queue
 
@@ -32,7 +32,7 @@ sys.exit(status)
 @pytest.fixture
 def stand_in(tmp_path, monkeypatch):
     (tmp_path / "main.py").write_text(STAND_IN)
-    monkeypatch.setattr(pod, "MAIN", tmp_path / "main.py")
+    monkeypatch.setattr(attempt, "MAIN", tmp_path / "main.py")
 
 
 def test_exit_statuses(stand_in, tmp_path):
@@ -82,8 +82,8 @@ def test_dry_run_prints_the_very_commands(tmp_path, capsys):
     assert len(printed) == 2
     assert printed[0].split() == [
         sys.executable,
-        str(pod.ROOT / "main.py"),
-        f"--config={pod.ROOT / 'configs/lars.py'}:smoke",
+        str(attempt.ROOT / "main.py"),
+        f"--config={attempt.ROOT / 'configs/lars.py'}:smoke",
         "--config.total_steps=9",
         "--config.seed=3",
         f"--workdir={tmp_path / 'lars:smoke/seed_0003'}",

@@ -1,0 +1,54 @@
+"""One run as a process of its own: main.py, its log, and what its exit status says."""
+
+import os
+import pathlib
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from sweeps.runs import Run
+
+ROOT = pathlib.Path(__file__).parents[1]
+MAIN = ROOT / "main.py"
+ENDS = {0: "done", 3: "diverged", 75: "preempted", 130: "aborted"}
+USER_ERROR = 2
+
+
+def command(run: Run, flags: Sequence[str] = ()) -> list[str]:
+    """The command line of a run; `flags` are those by which main.py joins other hosts."""
+    optimizer, _, variant = run.recipe.partition(":")
+    config = str(ROOT / "configs" / f"{optimizer}.py") + (f":{variant}" if variant else "")
+    folder = os.fspath(run.folder)
+    workdir = folder if "://" in folder else os.path.abspath(folder)
+    start = [sys.executable, str(MAIN), f"--config={config}"]
+    return [*start, *run.overrides, f"--workdir={workdir}", *flags]
+
+
+class Attempt:
+    """Starts main.py at once; out of the terminal's reach, so that Ctrl-C does not signal twice."""
+
+    def __init__(self, run: Run, command: Sequence[str], process_id: int = 0):
+        self.run = run
+        suffix = f".host_{process_id:03d}.log" if process_id else ".log"
+        self.log = run.folder.parent / f"{run.folder.name}{suffix}"
+        with self.log.open("a") as log:
+            self.process = subprocess.Popen(
+                command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            )
+
+    def stop(self) -> None:
+        """Lets main.py save, and waits for it; also from within a signal handler."""
+        self.process.terminate()
+        os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)
+
+    def status(self) -> str:
+        """Waits for the end; returns done, diverged, preempted, "failed: ..." or "crashed: ..."."""
+        returncode = self.process.wait()
+        if returncode in ENDS:
+            return ENDS[returncode]
+        if self.run.is_complete():  # as when another host was lost after the last step
+            return str(self.run.status())
+        last = (self.log.read_text(errors="replace").strip().splitlines() or ["no message"])[-1]
+        if returncode == USER_ERROR:
+            return f"failed: {last.removeprefix('error: ')}"
+        return f"crashed: main.py ended with {returncode}: {last}"
