@@ -1,12 +1,18 @@
 """From command-line arguments to a recipe's config, with one clear message for each mistake."""
 
 import pathlib
+import re
+import sys
 from collections.abc import Sequence
 
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 FOLDER = pathlib.Path(__file__).parent
+NEEDS = {  # where absl says nothing itself
+    "bool": "True or False",
+    "tuple": "a tuple, as (2, 2)",
+}
 NOT_RECIPES = {"__init__", "base", "command_line", "plan", "search"}
 
 
@@ -59,11 +65,18 @@ def parse(argv: Sequence[str], flag_values: flags.FlagValues) -> ConfigDict:
     Raises:
       ValueError: one message that names the argument, the rule and what is known.
     """
+    sys.modules.pop("config_config", None)  # else ml_collections runs the file in the last one's
     try:
         remaining = flag_values(list(argv))
         config = flag_values["config"].value
     except AttributeError as e:
+        if "config_config" in str(e) and "get_config" in str(e):
+            raise ValueError(
+                "--config: the file has no function get_config; see configs/lars.py"
+            ) from e
         raise ValueError(_unknown_field(argv) or f"--config: {_root_message(e)}") from e
+    except flags.IllegalFlagValueError as e:
+        raise ValueError(_wrong_type(flag_values, e) or f"--config: {_root_message(e)}") from e
     except Exception as e:  # a recipe is a program: anything can go wrong in it
         raise ValueError(f"--config: {_root_message(e)}") from e
     if config is None:
@@ -99,6 +112,16 @@ def _root_message(error: BaseException) -> str:
             return str(cause)
         cause = cause.__cause__ or cause.__context__
     return " ".join(str(error).split())
+
+
+def _wrong_type(flag_values: flags.FlagValues, error: Exception) -> str | None:
+    """What a flag needs whose value cannot be read; None where the error is the recipe's own."""
+    found = re.match(r"flag --(\S+?)=(.*?): ", str(error))
+    if not found or found[1] == "config" or found[1] not in flag_values:
+        return None
+    parser = flag_values[found[1]].parser
+    kind = parser.syntactic_help or NEEDS.get(parser.flag_type())
+    return f"--{found[1]}={found[2]}: needs {kind}" if kind else None
 
 
 def _unloadable(argv: Sequence[str], error: OSError) -> str:
