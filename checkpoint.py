@@ -4,6 +4,13 @@ A checkpoint holds no trace of the device count: what devices own is gathered in
 first. The record is JSON: the curve so far, seconds, the MLPerf lines already written.
 """
 
+import contextlib
+import functools
+import logging
+import os
+import re
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -16,21 +23,170 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+import hosts
 from optim import distribute
 from step import AXIS, TrainState
 
 
-def open_checkpoints(folder: epath.Path, keep: int) -> ocp.CheckpointManager:
-    """The manager of FOLDER/checkpoints, which keeps the last `keep`; made on the first save."""
-    options = ocp.CheckpointManagerOptions(max_to_keep=keep, enable_async_checkpointing=True)
-    return ocp.CheckpointManager(
-        epath.Path(folder).absolute() / "checkpoints",
-        item_handlers={
+class _Manager(ocp.CheckpointManager):
+    def reached_preemption(self, step: int) -> bool:
+        """Never: orbax would ask jax.distributed under a number lower than `Signals`' last poll.
+
+        The hosts would then agree to stop at a poll that is over, and a SIGTERM would be lost.
+        """
+        return False
+
+
+class Checkpoints:
+    """FOLDER/checkpoints, the last `keep` kept; the folder is made on the first save.
+
+    Args:
+      every_steps, every_minutes: when one is due; 0: never.
+      look_every_steps: at which steps the clock is looked at (the first host's decides).
+    """
+
+    def __init__(
+        self,
+        folder: epath.Path,
+        keep: int,
+        *,
+        every_steps: int = 0,
+        every_minutes: float = 0.0,
+        look_every_steps: int = 1,
+    ):
+        self.directory = epath.Path(folder).absolute() / "checkpoints"
+        self.keep = keep
+        self.every_steps, self.every_minutes = every_steps, every_minutes
+        self.look_every_steps = look_every_steps
+        self.looked_from = time.monotonic()
+        self.manager = self._open() if self.directory.exists() else None
+
+    def _open(self) -> ocp.CheckpointManager:
+        logging.getLogger("absl").setLevel(logging.CRITICAL)  # orbax logs at length what it raises
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=self.keep, enable_async_checkpointing=True
+        )
+        handlers: dict[str, Any] = {
             "state": ocp.StandardCheckpointHandler(),
             "record": ocp.JsonCheckpointHandler(),
-        },
-        options=options,
-    )
+        }
+        return _Manager(self.directory, item_handlers=handlers, options=options)
+
+    @property
+    def wanted(self) -> bool:
+        """Whether the run is to save without being told to stop."""
+        return bool(self.every_steps or self.every_minutes)
+
+    def due(self, step: int) -> bool:
+        """Whether to save now; the same answer on all hosts."""
+        if self.every_steps and step % self.every_steps == 0:
+            return True
+        if not self.every_minutes or step % self.look_every_steps:
+            return False
+        seconds = time.monotonic() - self.looked_from
+        return hosts.first_says(seconds >= 60 * self.every_minutes)
+
+    def steps(self) -> list[int]:
+        """The steps that are there, in order."""
+        return sorted(self.manager.all_steps()) if self.manager else []
+
+    def save(self, step: int, state: TrainState, record: dict[str, Any]) -> None:
+        """Begins to write, unless this very step is there; returns once the state left the devices.
+
+        Raises:
+          RuntimeError: orbax did not save, as it silently does below an existing step.
+          OSError: this save or the one before it could not be written.
+        """
+        with _disk_errors(self.directory):
+            self.manager = self.manager or self._open()
+            if self.manager.latest_step() == step:
+                return
+            saved = self.manager.save(
+                step,
+                args=ocp.args.Composite(
+                    state=ocp.args.StandardSave(canonical(state)), record=ocp.args.JsonSave(record)
+                ),
+            )
+        if not saved:
+            raise RuntimeError(
+                f"step {step} was not saved: {self.directory} holds step "
+                f"{self.manager.latest_step()} already"
+            )
+        self.looked_from = time.monotonic()
+
+    def close(self) -> None:
+        """Waits for what is being written.
+
+        Raises:
+          OSError: it could not be written.
+        """
+        if self.manager:
+            with _disk_errors(self.directory):
+                self.manager.close()
+
+    def restore_latest(self, template: TrainState) -> tuple[TrainState, dict[str, Any]] | None:
+        """The latest that every host can read, as numpy arrays, and its record; None without any.
+
+        One that some host cannot read is named, removed, and the one before it taken.
+
+        Args:
+          template: the canonical state of the same config before its first step.
+
+        Raises:
+          ValueError: none can be read.
+          TypeError: a dtype differs (orbax would cast it silently).
+        """
+        arrays = jax.tree.map(np.asarray, template)
+        reasons = []
+        for step in reversed(self.steps()):
+            assert self.manager is not None
+            try:
+                restored = self._restore(step, arrays)
+                reason = None
+            except TypeError:
+                raise
+            except Exception as e:
+                reason = f"step {step}: {type(e).__name__}: {str(e).splitlines()[0][:200]}"
+            reason = next((r for r in hosts.gather(reason) if r), None)
+            if reason is None:
+                return restored.state, restored.record
+            reasons.append(reason)
+            if hosts.is_first():
+                print(f"this checkpoint cannot be read, the one before it is taken: {reason}")
+            self.manager.delete(step)
+        if not reasons:
+            return None
+        raise ValueError(
+            f"workdir={self.directory.parent}: no checkpoint there can be read "
+            f"({'; '.join(reasons)}); remove the workdir to begin anew"
+        )
+
+    def _restore(self, step: int, arrays: TrainState) -> Any:
+        assert self.manager is not None
+        _check_dtypes(self.manager, step, arrays)
+        return self.manager.restore(
+            step,
+            args=ocp.args.Composite(
+                state=ocp.args.StandardRestore(arrays), record=ocp.args.JsonRestore()
+            ),
+        )
+
+
+@contextlib.contextmanager
+def _disk_errors(directory: epath.Path) -> Iterator[None]:
+    """Errors of the disk as OSError, whatever orbax and tensorstore make of them."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as e:
+        found = re.search(r"os_error_code='(\d+)'", str(e))
+        if not found:
+            raise
+        raise OSError(int(found[1]), os.strerror(int(found[1])), str(directory)) from e
+
+
+_merge = jax.jit(distribute.merge)
 
 
 def canonical(state: TrainState) -> TrainState:
@@ -40,74 +196,14 @@ def canonical(state: TrainState) -> TrainState:
         whole = ocp.utils.fully_replicated_host_local_array_to_global_array
         mesh = Mesh(np.array(jax.devices()), (AXIS,))
         rows = multihost_utils.host_local_array_to_global_array(owned, mesh, P(AXIS))
-        owned = jax.jit(lambda x: x, out_shardings=NamedSharding(mesh, P()))(rows)
+        owned = _replicated(mesh)(rows)
         state = replace(jax.tree.map(whole, replace(state, owned={})), owned=owned)
-    merge = jax.jit(distribute.merge)
-    return replace(state, opt_state=merge(state.opt_state, state.owned), owned={})
+    return replace(state, opt_state=_merge(state.opt_state, state.owned), owned={})
 
 
-def save(
-    checkpoints: ocp.CheckpointManager, step: int, state: TrainState, record: dict[str, Any]
-) -> None:
-    """Begins to write, unless this very step is there; returns once the state left the devices.
-
-    Raises:
-      RuntimeError: orbax did not save, as it silently does below an existing step.
-    """
-    if checkpoints.latest_step() == step:
-        return
-    saved = checkpoints.save(
-        step,
-        args=ocp.args.Composite(
-            state=ocp.args.StandardSave(canonical(state)), record=ocp.args.JsonSave(record)
-        ),
-    )
-    if not saved:
-        raise RuntimeError(
-            f"step {step} was not saved: {checkpoints.directory} holds step "
-            f"{checkpoints.latest_step()} already"
-        )
-
-
-def restore_latest(
-    checkpoints: ocp.CheckpointManager, template: TrainState
-) -> tuple[TrainState, dict[str, Any]] | None:
-    """The latest checkpoint that can be read, as numpy arrays, and its record; None without any.
-
-    An unreadable one is named, removed, and the one before it taken.
-
-    Args:
-      template: the canonical state of the same config before its first step.
-
-    Raises:
-      ValueError: none can be read, or a dtype differs (orbax would cast it silently).
-    """
-    steps = sorted(checkpoints.all_steps(), reverse=True)
-    if not steps:
-        return None
-    arrays = jax.tree.map(np.asarray, template)
-    reasons = []
-    for step in steps:
-        try:
-            _check_dtypes(checkpoints, step, arrays)
-            restored = checkpoints.restore(
-                step,
-                args=ocp.args.Composite(
-                    state=ocp.args.StandardRestore(arrays), record=ocp.args.JsonRestore()
-                ),
-            )
-        except TypeError:
-            raise
-        except Exception as e:
-            reasons.append(f"step {step}: {type(e).__name__}")
-            print(f"checkpoint of step {step} cannot be read ({e}); taking the one before it")
-            checkpoints.delete(step)
-            continue
-        return restored.state, restored.record
-    raise ValueError(
-        f"workdir={checkpoints.directory.parent}: no checkpoint there can be read "
-        f"({'; '.join(reasons)}); remove the workdir to begin anew"
-    )
+@functools.cache
+def _replicated(mesh: Mesh) -> Callable[[Any], Any]:
+    return jax.jit(lambda x: x, out_shardings=NamedSharding(mesh, P()))
 
 
 def _check_dtypes(checkpoints: ocp.CheckpointManager, step: int, arrays: TrainState) -> None:

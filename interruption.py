@@ -1,5 +1,6 @@
 """SIGTERM and SIGINT: noted at once, acted upon between two steps."""
 
+import os
 import signal
 import threading
 from collections.abc import Iterable, Iterator
@@ -18,7 +19,8 @@ class Signals:
     """Notes the first SIGTERM or SIGINT; a second one ends the process at once.
 
     On several hosts SIGTERM is jax.distributed's to catch: all hosts then learn of it at the same
-    poll, so that all save the same step. Hence every host must poll equally often.
+    poll, so that all save the same step. Hence every host must poll equally often. SIGINT is handed
+    on to it as a SIGTERM, and only a second SIGINT (or SIGKILL) ends such a process at once.
     """
 
     def __init__(self) -> None:
@@ -26,12 +28,14 @@ class Signals:
         self.polls = 0
 
     def __enter__(self) -> "Signals":
-        import jax  # late: main.py knows Preempted before it may start any device
+        import hosts  # late: main.py knows Preempted before it may start any device
 
-        self.n_hosts = jax.process_count()
+        self.hosts = hosts
+        self.several = hosts.count() > 1
+        self.interrupted = False
         self.previous: dict[int, Any] = {}
-        if threading.current_thread() is threading.main_thread() and self.n_hosts == 1:
-            for number in (signal.SIGTERM, signal.SIGINT):
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT,) if self.several else (signal.SIGTERM, signal.SIGINT):
                 self.previous[number] = signal.signal(number, self._note)
         return self
 
@@ -40,9 +44,13 @@ class Signals:
             signal.signal(number, handler)
 
     def _note(self, number: int, _: Any) -> None:
-        self.noted = number
         for other in self.previous:
             signal.signal(other, signal.SIG_DFL)
+        if self.several:
+            self.interrupted = True
+            os.kill(os.getpid(), signal.SIGTERM)
+        else:
+            self.noted = number
 
     @property
     def by_user(self) -> bool:
@@ -51,11 +59,9 @@ class Signals:
     def received(self) -> bool:
         """Whether to stop now; the same answer on all hosts at the same poll."""
         self.polls += 1
-        if self.n_hosts > 1:
-            from jax.experimental import multihost_utils
-
-            if multihost_utils.reached_preemption_sync_point(self.polls):
-                self.noted = signal.SIGTERM
+        if self.several and not self.noted and self.hosts.told_to_stop(self.polls):
+            by_user = any(self.hosts.gather(self.interrupted))
+            self.noted = signal.SIGINT if by_user else signal.SIGTERM
         return self.noted is not None
 
     def while_quiet(self, items: Iterable[Any]) -> Iterator[Any]:

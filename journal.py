@@ -2,6 +2,7 @@
 
 import dataclasses
 import datetime
+import errno
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -15,6 +16,7 @@ from ml_collections import ConfigDict
 from mlperf_logging.mllog import constants
 
 import evaluator
+import hosts
 import mlperf_log
 import workdir as files
 from configs.plan import Plan
@@ -34,6 +36,7 @@ class Record:
       cpu_seconds: of the host's cores, all of the above together.
       seconds_to_target: train and evaluation seconds up to the first hit, or None.
       bad_steps: consecutive steps up to now without a finite gradient and loss.
+      n_hosts: that wrote it.
       n_log_lines: lines of result.txt.
       clock_began_ms, clock_seconds: wall clock at the first line, seconds since; see `Clock`.
     """
@@ -47,6 +50,7 @@ class Record:
     cpu_seconds: float = 0.0
     seconds_to_target: float | None = None
     bad_steps: int = 0
+    n_hosts: int = 1
     n_log_lines: int = 0
     clock_began_ms: int | None = None
     clock_seconds: float = 0.0
@@ -67,12 +71,14 @@ class Journal:
         self.learning_rates = np.asarray(jax.vmap(schedule)(np.arange(plan.total_steps)))
         self.record = record
         self.curve = [evaluator.Evaluation(*row) for row in record.curve]
-        self.writes = jax.process_index() == 0
+        self.record.n_hosts = plan.n_hosts
+        self.writes = hosts.is_first()
         self.clock = mlperf_log.Clock(record.clock_began_ms, record.clock_seconds)
         self.log = (
             mlperf_log.open_log(folder / "result.txt", record.n_log_lines) if self.writes else None
         )
         self.events = metric_writers.SummaryWriter(str(folder)) if self.writes else None
+        self.divergence: dict[str, Any] | None = None
         self.waiting: list[Mapping[str, jax.Array]] = []  # metrics of steps not yet fetched
         self.since = time.monotonic()
         self.cpu_before = time.process_time() - record.cpu_seconds
@@ -87,7 +93,7 @@ class Journal:
 
     @property
     def diverged(self) -> bool:
-        return self.record.bad_steps >= self.config.max_consecutive_skips
+        return self.divergence is not None
 
     def event(self, kind: str, key: str, value: Any = None, **metadata: Any) -> None:
         """One :::MLLOG line; kind is start, end or event."""
@@ -130,10 +136,7 @@ class Journal:
             self.event("end", constants.RUN_STOP, status=constants.SUCCESS)
         if point.step < self.plan.total_steps:
             self._block("start", point.step)
-        if self.events:
-            self.events.write_scalars(
-                point.step, {"eval_accuracy": point.accuracy, "eval_loss": point.loss}
-            )
+        self._write_events(point.step, {"eval_accuracy": point.accuracy, "eval_loss": point.loss})
         self.write_files()
         hit = "  target reached" if point.accuracy >= self.config.target_accuracy else ""
         self._say(
@@ -193,10 +196,12 @@ class Journal:
         record.train_seconds += elapsed
         self.steps_timed += n
         self.seconds_timed += elapsed
-        for metrics in fetched:
-            bad = metrics["skipped"] > 0 or not np.isfinite(metrics["loss"])
+        for i, metrics in enumerate(fetched, start=step - n + 1):
+            finite = np.isfinite(metrics["loss"])
+            bad = metrics["skipped"] > 0 or not finite
             record.bad_steps = record.bad_steps + 1 if bad else 0
-            if self.diverged:
+            if record.bad_steps >= self.config.max_consecutive_skips:
+                self.divergence = {"step": i, "metric": "skipped" if finite else "loss"}
                 break
         row = {"step": step, "learning_rate": float(self.learning_rates[step - 1])}
         row |= {key: float(np.mean([m[key] for m in fetched])) for key in fetched[0]}
@@ -205,12 +210,19 @@ class Journal:
         record.timing.append(
             [step, round(record.train_seconds, 3), round(record.eval_seconds, 3), round(rate, 1)]
         )
-        if self.events:
-            self.events.write_scalars(step, {k: v for k, v in row.items() if math.isfinite(v)})
+        self._write_events(step, {k: v for k, v in row.items() if math.isfinite(v)})
         self._say(
             f"step {step:>5}/{self.plan.total_steps}  loss {row['loss']:.4f}  "
             f"lr {row['learning_rate']:.4g}  {rate:,.0f} images/s  ETA {self._eta(step)}"
         )
+
+    def _write_events(self, step: int, values: Mapping[str, float]) -> None:
+        if not self.events:
+            return
+        try:
+            self.events.write_scalars(step, values)
+        except Exception as e:  # TensorFlow has its own errors for a disk's
+            raise OSError(errno.EIO, "TensorBoard's events file fails", str(self.folder)) from e
 
     def _eta(self, step: int) -> datetime.timedelta:
         """From this process's own steps, so that a resumed run does not count restored ones."""

@@ -2,9 +2,18 @@
 
     python main.py --config=configs/shampoo.py:readme --config.seed=3 --workdir=DIR
 
-Exit status: 0 done, 2 user error, 3 diverged, 75 preempted (run it again), 130 interrupted.
+On several hosts, the same on each of them, with a workdir that all of them see:
+
+    python main.py --config=... --workdir=DIR --distributed            (Cloud TPU, SLURM, ...)
+    python main.py --config=... --workdir=DIR --coordinator_address=HOST:PORT --num_processes=2
+        --process_id=0                                                 (and =1 on the other)
+
+Exit status: 0 done, 2 user error, 3 diverged, 75 preempted (run it again), 130 interrupted;
+anything else is a crash (a full disk, a bug, a host that died): the same command continues.
 """
 
+import errno
+import os
 import pathlib
 import sys
 import traceback
@@ -12,10 +21,13 @@ from collections.abc import Sequence
 
 from absl import flags
 
+import joining
 from configs import command_line, plan
 from interruption import Preempted
 
-DONE, USER_ERROR, DIVERGED, PREEMPTED, INTERRUPTED = 0, 2, 3, 75, 130
+DONE, CRASHED, USER_ERROR, DIVERGED, PREEMPTED, INTERRUPTED = 0, 1, 2, 3, 75, 130
+
+DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM)
 
 
 def is_ours(error: ValueError) -> bool:
@@ -23,6 +35,25 @@ def is_ours(error: ValueError) -> bool:
     raised_in = pathlib.Path(traceback.extract_tb(error.__traceback__)[-1].filename)
     root = pathlib.Path(__file__).parent.resolve()
     return root in raised_in.resolve().parents and "site-packages" not in raised_in.parts
+
+
+def crashed() -> int:
+    """The exit status; on several hosts this process ends here.
+
+    A regular end would first take leave of the other hosts, which are waiting for this one. They
+    notice its death by a broken connection, or by the missing heartbeat.
+    """
+    import hosts
+
+    if hosts.count() > 1:
+        print(
+            "this host ends, and with it the others; the same command continues from the last "
+            "checkpoint",
+            file=sys.stderr,
+            flush=True,
+        )
+        os._exit(CRASHED)
+    return CRASHED
 
 
 def main(argv: Sequence[str]) -> int:
@@ -36,6 +67,7 @@ def main(argv: Sequence[str]) -> int:
         "Folder of this run; made if it does not exist.",
         flag_values=flag_values,
     )
+    joining.define_flags(flag_values)
     if {"--help", "-h", "-help"} & set(argv[1:]):
         print(f"{__doc__}\nFlags:\n{flag_values.get_help()}")
         return DONE
@@ -44,6 +76,8 @@ def main(argv: Sequence[str]) -> int:
         if not flag_values.workdir:
             raise ValueError("--workdir: missing; give the folder that is to hold this run")
         plan.validate(config)
+        joining.join(flag_values)
+        import hosts
         import optim
 
         optim.from_recipe(config.optimizer.to_dict(), config.schedule.to_dict(), config.total_steps)
@@ -58,11 +92,24 @@ def main(argv: Sequence[str]) -> int:
     except Preempted as e:
         print(e, file=sys.stderr)
         return PREEMPTED
-    print(
-        f"{result.recipe} seed {result.seed}: {result.status}, "
-        f"final accuracy {result.final_accuracy}, "
-        f"steps to {result.target_accuracy:.4g}: {result.steps_to_target or 'not reached'}"
-    )
+    except Exception as e:
+        if isinstance(e, OSError) and e.errno in DISK:
+            print(
+                f"error: workdir={flag_values.workdir}: cannot be written any more ({e.strerror}); "
+                "mend that, then the same command continues",
+                file=sys.stderr,
+            )
+        elif "hosts" not in sys.modules or sys.modules["hosts"].count() == 1:
+            raise
+        else:
+            traceback.print_exc()
+        return crashed()
+    if hosts.is_first():
+        print(
+            f"{result.recipe} seed {result.seed}: {result.status}, "
+            f"final accuracy {result.final_accuracy}, "
+            f"steps to {result.target_accuracy:.4g}: {result.steps_to_target or 'not reached'}"
+        )
     return {"done": DONE, "diverged": DIVERGED, "aborted": INTERRUPTED}[result.status]
 
 

@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 from mlperf_logging.mllog import constants
 from mlperf_logging.mllog.mllog import MLLogger
 
+import workdir as files
 from configs.plan import Plan
 
 
@@ -34,13 +35,18 @@ class Clock:
         return self.began_ms + round(1000 * self.seconds())
 
 
+class _Handler(logging.StreamHandler):
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
+        """Raises what went wrong (a full disk), where logging would print it and go on."""
+        raise
+
+
 def open_log(path: epath.Path, n_lines: int) -> MLLogger:
     """A logger that continues a file after its first `n_lines`; later ones will be written anew."""
     lines = path.read_text().splitlines(keepends=True)[:n_lines] if n_lines else []
-    stream = path.open("w")
-    stream.writelines(lines)
+    files.write_text(path, "".join(lines))
     logger = logging.Logger("mlperf", logging.INFO)
-    logger.addHandler(logging.StreamHandler(stream))
+    logger.addHandler(_Handler(path.open("a")))
     return MLLogger(logger, root_dir=str(epath.Path(__file__).parent))
 
 

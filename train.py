@@ -1,5 +1,6 @@
 """One run: from a config to its result, in one visible loop."""
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -14,6 +15,7 @@ from ml_collections import ConfigDict
 
 import checkpoint
 import evaluator
+import hosts
 import input_pipeline
 import optim
 import step as steps
@@ -33,6 +35,7 @@ class RunResult:
     dataset: str
     seed: int
     status: str  # done | diverged | aborted
+    diverged: Mapping[str, Any] | None  # step, metric that was not finite, last_checkpoint before
     target_accuracy: float
     steps_to_target: int | None
     seconds_to_target: float | None
@@ -57,8 +60,8 @@ class Program:
     model: ResNet
     tx: Any
     schedule: Callable[[int], Any]
-    train_step: Callable
-    eval_step: Callable
+    train_step: Any  # as jax.pmap gives them: to call, or to lower
+    eval_step: Any
 
 
 def build(
@@ -118,37 +121,65 @@ def train_and_evaluate(config: ConfigDict, workdir: str) -> RunResult:
     """Trains for config.total_steps, evaluates as planned, writes the run's files.
 
     A workdir that holds the same config's complete run gives that run's result; one that holds a
-    part of it is continued from its last checkpoint, bit for bit as if nothing had happened.
+    part of it is continued from its last checkpoint, bit for bit as if nothing had happened. On
+    several hosts every host calls this, with a workdir that all of them see; the first one writes.
 
     Raises:
       ValueError: a config, data set or workdir that cannot be used; nothing was written.
       Preempted: SIGTERM came; the state was saved. (SIGINT gives a result `aborted`, saved too.)
       RuntimeError: an evaluation that did not count every example once.
+      OSError: the workdir cannot be written any more; what was saved before is kept.
     """
     began = time.monotonic()
-    plans.validate(config)
-    dataset = config.dataset.to_dict()
-    spec = input_pipeline.describe(**dataset)
-    program = build(config, spec)
-    plan = plans.make_plan(
-        config,
-        n_train_examples=spec.n_train_examples,
-        n_eval_examples=spec.n_eval_examples,
-        n_devices=jax.device_count(),
-        n_hosts=jax.process_count(),
-    )
-    folder = epath.Path(workdir)
-    complete = files.claim(folder, config)
-    if complete is not None:
-        known = {field.name for field in dataclasses.fields(RunResult)}
-        if set(complete) != known:
-            raise ValueError(
-                f"{folder / 'run.json'}: was not written by this version of the code; "
-                "give another workdir, or remove this one"
-            )
-        print(f"{folder}: this run is complete already")
-        return RunResult(**complete)
+    with hosts.all_or_none():
+        plans.validate(config)
+        spec = input_pipeline.describe(**config.dataset.to_dict())
+        program = build(config, spec)
+        plan = plans.make_plan(
+            config,
+            n_train_examples=spec.n_train_examples,
+            n_eval_examples=spec.n_eval_examples,
+            n_devices=jax.device_count(),
+            n_hosts=hosts.count(),
+        )
+    wanted = files.lasting(files.config_as_json(config))
+    hosts.agree({"config": wanted, "git": files.git_commit(), "versions": files.versions()})
+    folder, complete = epath.Path(workdir), None
+    with contextlib.ExitStack() as stack:
+        with hosts.all_or_none():
+            if hosts.is_first():
+                complete = stack.enter_context(files.claimed(folder, config))
+        complete = hosts.first_says(complete)
+        if complete is not None:
+            return known_result(folder, complete)
+        with hosts.all_or_none():
+            if not (folder / "config.json").exists():
+                raise ValueError(f"workdir={workdir}: is not seen; give a path all hosts share")
+        return run(config, spec, program, plan, folder, began)
 
+
+def known_result(folder: epath.Path, complete: Mapping[str, Any]) -> RunResult:
+    """The result in a complete run's run.json."""
+    if set(complete) != {field.name for field in dataclasses.fields(RunResult)}:
+        raise ValueError(
+            f"{folder / 'run.json'}: was not written by this version of the code; "
+            "give another workdir, or remove this one"
+        )
+    if hosts.is_first():
+        print(f"{folder}: this run is complete already")
+    return RunResult(**complete)
+
+
+def run(
+    config: ConfigDict,
+    spec: input_pipeline.DatasetSpec,
+    program: Program,
+    plan: plans.Plan,
+    folder: epath.Path,
+    began: float,
+) -> RunResult:
+    """Takes the run up where its folder has it, and sees it through to its result."""
+    dataset = config.dataset.to_dict()
     here = {
         "host_index": jax.process_index(),
         "n_hosts": plan.n_hosts,
@@ -156,12 +187,18 @@ def train_and_evaluate(config: ConfigDict, workdir: str) -> RunResult:
     }
     image = jax.ShapeDtypeStruct(spec.image_shape, config.dataset.image_dtype)
     initial = steps.init_state(program.model, program.tx, spec.image_shape, config.seed)
-    checkpoints = checkpoint.open_checkpoints(folder, config.keep_checkpoints)
-    start, record = checkpoint.restore_latest(checkpoints, initial) or (initial, {})
+    checkpoints = checkpoint.Checkpoints(
+        folder,
+        config.keep_checkpoints,
+        every_steps=config.checkpoint_every_steps,
+        every_minutes=config.checkpoint_every_minutes,
+        look_every_steps=config.log_every_steps,
+    )
+    start, record = restored(config, checkpoints, initial)
     step = int(start.step)
-    print(summary(config, plan, initial.params, step), flush=True)
-    journal = Journal(config, plan, folder, program.schedule, Record(**record))
-    every = config.checkpoint_every_steps
+    if hosts.is_first():
+        print(summary(config, plan, initial.params, step), flush=True)
+    journal = Journal(config, plan, folder, program.schedule, record)
     batches = input_pipeline.train_batches(
         dataset,
         seed=config.seed,
@@ -185,22 +222,45 @@ def train_and_evaluate(config: ConfigDict, workdir: str) -> RunResult:
             if journal.is_over:
                 break
             stop = signals.noted or signals.received()
-            if stop or (every and step % every == 0):
-                checkpoint.save(checkpoints, step, state, journal.as_record(step))
+            if stop or checkpoints.due(step):
+                checkpoints.save(step, state, journal.as_record(step))
             if stop:
                 break
             state, metrics = program.train_step(state, next(batches))
             step += 1
             journal.record_step(step, metrics)
-    if every and journal.is_over and not journal.diverged:
-        checkpoint.save(checkpoints, step, state, journal.as_record(step))
+    if checkpoints.wanted and journal.is_over and not journal.diverged:
+        checkpoints.save(step, state, journal.as_record(step))
     checkpoints.close()
     journal.close(step)
     if not journal.is_over and not signals.by_user:
         raise Preempted(step)
-    result = result_of(config, plan, journal, aborted=not journal.is_over)
-    files.write_json(folder / "run.json", dataclasses.asdict(result))
+    result = result_of(config, plan, journal, checkpoints.steps())
+    if hosts.is_first():
+        files.write_json(folder / "run.json", dataclasses.asdict(result))
     return result
+
+
+def restored(
+    config: ConfigDict, checkpoints: checkpoint.Checkpoints, initial: steps.TrainState
+) -> tuple[steps.TrainState, Record]:
+    """Where to begin: the last checkpoint that can be read, or the initial state.
+
+    Raises:
+      ValueError: the hosts found different steps, or another number of hosts wrote it.
+    """
+    found = checkpoints.restore_latest(initial)
+    hosts.agree({"checkpoint": None if found is None else int(found[0].step)})
+    if found is None:
+        return initial, Record()
+    state, record = found[0], Record(**found[1])
+    if record.n_hosts != hosts.count() and not config.allow_host_count_change:
+        raise ValueError(
+            f"hosts={hosts.count()}: the checkpoint of step {int(state.step)} is from "
+            f"{record.n_hosts}, whose batches were others; run on as many, or set "
+            "--config.allow_host_count_change=True"
+        )
+    return state, record
 
 
 def compile_steps(
@@ -220,8 +280,14 @@ def compile_steps(
             "flip": np.zeros(shape, bool),
         }
 
-    state, _ = program.train_step(steps.place(initial), blank(plan.device_batch_size))
-    jax.block_until_ready(program.eval_step(state, blank(plan.device_eval_batch_size)))
+    state = steps.place(initial)
+    train_batch, eval_batch = blank(plan.device_batch_size), blank(plan.device_eval_batch_size)
+    if hosts.count() > 1:  # no collective before every host has compiled
+        program.train_step.lower(state, train_batch).compile()
+        program.eval_step.lower(state, eval_batch).compile()
+        hosts.wait_for_all()
+    state, _ = program.train_step(state, train_batch)
+    jax.block_until_ready(program.eval_step(state, eval_batch))
 
 
 def summary(config: ConfigDict, plan: plans.Plan, params: Any, first_step: int) -> str:
@@ -251,16 +317,23 @@ def summary(config: ConfigDict, plan: plans.Plan, params: Any, first_step: int) 
     return "\n".join(lines)
 
 
-def result_of(config: ConfigDict, plan: plans.Plan, journal: Journal, aborted: bool) -> RunResult:
+def result_of(
+    config: ConfigDict, plan: plans.Plan, journal: Journal, checkpoint_steps: Sequence[int]
+) -> RunResult:
     """The run's verdict and provenance."""
     record, devices = journal.record, jax.devices()
+    diverged = journal.divergence
+    if diverged:
+        good = [s for s in checkpoint_steps if s <= diverged["step"] - record.bad_steps]
+        diverged = diverged | {"last_checkpoint": max(good, default=None)}
     accuracies = [point.accuracy for point in journal.curve]
     return RunResult(
         recipe=config.recipe,
         optimizer=config.recipe.partition(":")[0],
         dataset=config.dataset.name,
         seed=config.seed,
-        status="aborted" if aborted else "diverged" if journal.diverged else "done",
+        status="diverged" if diverged else "done" if journal.is_over else "aborted",
+        diverged=diverged,
         target_accuracy=config.target_accuracy,
         steps_to_target=journal.steps_to_target,
         seconds_to_target=record.seconds_to_target,
@@ -281,7 +354,7 @@ def result_of(config: ConfigDict, plan: plans.Plan, journal: Journal, aborted: b
         device={
             "kind": devices[0].device_kind,
             "count": len(devices),
-            "hosts": jax.process_count(),
+            "hosts": plan.n_hosts,
         },
         unverified=tuple(config.unverified),
         assumed=tuple(config.assumed),

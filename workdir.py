@@ -1,14 +1,18 @@
 """A run's folder: who may use it, and writing its files so that none is ever half-written."""
 
+import contextlib
 import csv
+import fcntl
 import functools
 import importlib.metadata
 import io
 import json
+import os
 import pathlib
 import platform
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from etils import epath
@@ -24,14 +28,27 @@ PACKAGES = (
     "tensorflow-datasets",
     "numpy",
 )
-MAY_MOVE = ("data_dir",)  # the data may lie elsewhere when a run is taken up again
+# What changes no number of a run, so that it may be another when the run is taken up again; and
+# `dataset.data_dir`: the data may lie elsewhere by then.
+MAY_CHANGE = (
+    "allow_host_count_change",
+    "checkpoint_every_minutes",
+    "checkpoint_every_steps",
+    "keep_checkpoints",
+    "on_divergence",
+)
+PATIENCE_SECONDS = 30.0  # for a process that is just saving before it ends
 
 
 def write_text(path: epath.Path, text: str) -> None:
     """Writes beside the file, then renames: a reader sees the old text or the new one."""
-    beside = path.parent / f".{path.name}.tmp"
+    beside = _beside(path)
     beside.write_text(text)
     beside.replace(path)
+
+
+def _beside(path: epath.Path) -> epath.Path:
+    return path.parent / f".{path.name}.tmp"
 
 
 def write_json(path: epath.Path, value: Any) -> None:
@@ -63,55 +80,106 @@ def read_json(path: epath.Path) -> Any:
         raise ValueError(f"{path}: is damaged ({e}); remove it, or the whole folder") from e
 
 
-def claim(workdir: epath.Path, config: ConfigDict) -> Mapping[str, Any] | None:
-    """Makes the folder this run's; returns the run.json of a run that is already complete.
+@contextlib.contextmanager
+def claimed(workdir: epath.Path, config: ConfigDict) -> Iterator[Mapping[str, Any] | None]:
+    """Makes the folder this run's, and this process's for the length of the block.
+
+    Yields the run.json of a run that is already complete, else None.
 
     Raises:
-      ValueError: the folder cannot be written, holds the run of another config, or a damaged one.
+      ValueError: the folder cannot be written, holds the run of another config, a damaged one or
+        foreign files, or another process is at work in it.
     """
-    wanted = config_as_json(config)
-    config_file, run_file = workdir / "config.json", workdir / "run.json"
-    try:
-        if config_file.exists():
-            different = _first_difference(read_json(config_file), wanted)
-            if different:
-                raise ValueError(
-                    f"workdir={workdir}: holds the run of another config ({different}); "
-                    "give another workdir, or remove this one"
-                )
-            if run_file.exists():
-                run = read_json(run_file)
-                if not isinstance(run, dict) or "status" not in run:
-                    raise ValueError(f"{run_file}: says no status; remove it, or the whole folder")
-                return None if run["status"] == "aborted" else run
-        else:
+    with contextlib.ExitStack() as stack:
+        try:
             workdir.mkdir(parents=True, exist_ok=True)
-            write_json(config_file, wanted)
-    except OSError as e:
+            stack.enter_context(_locked(workdir))
+            complete = _claim(workdir, config)
+        except OSError as e:
+            raise ValueError(
+                f"workdir={workdir}: cannot be written ({e.strerror or e}); give another workdir"
+            ) from e
+        yield complete
+
+
+@contextlib.contextmanager
+def _locked(workdir: epath.Path) -> Iterator[None]:
+    """Keeps other processes out. A dead one's lock is gone with it; buckets have no locks."""
+    if "://" in str(workdir):
+        yield
+        return
+    folder = os.open(workdir, os.O_RDONLY)
+    try:
+        until = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            try:
+                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    raise ValueError(
+                        f"workdir={workdir}: another process is at work there; wait for it, or "
+                        "end it"
+                    ) from None
+                time.sleep(0.1)
+        yield
+    finally:
+        os.close(folder)
+
+
+def _claim(workdir: epath.Path, config: ConfigDict) -> Mapping[str, Any] | None:
+    config_file, run_file = workdir / "config.json", workdir / "run.json"
+    if not config_file.exists():
+        foreign = sorted(p.name for p in workdir.iterdir() if p.name != _beside(config_file).name)
+        if foreign:
+            raise ValueError(
+                f"workdir={workdir}: holds {foreign[0]}, but no run of ours; give a new folder"
+            )
+        write_json(config_file, config_as_json(config))
+        return None
+    different = other_config(workdir, config)
+    if different:
         raise ValueError(
-            f"workdir={workdir}: cannot be written ({e.strerror or e}); give another workdir"
-        ) from e
-    return None
+            f"workdir={workdir}: holds the run of another config ({different}); "
+            "give another workdir, or remove this one"
+        )
+    if not run_file.exists():
+        return None
+    run = read_json(run_file)
+    if not isinstance(run, dict) or "status" not in run:
+        raise ValueError(f"{run_file}: says no status; remove it, or the whole folder")
+    return None if run["status"] == "aborted" else run
 
 
 def other_config(workdir: epath.Path, config: ConfigDict) -> str | None:
     """The first field in which the run that the folder holds differs; None without such a run."""
     file = workdir / "config.json"
-    return _first_difference(read_json(file), config_as_json(config)) if file.exists() else None
-
-
-def _first_difference(there: Any, wanted: Any, field: str = "") -> str | None:
-    if isinstance(there, dict) and isinstance(wanted, dict):
-        for key in sorted({*there, *wanted}):
-            if key in MAY_MOVE:
-                continue
-            found = _first_difference(there.get(key), wanted.get(key), f"{field}.{key}".strip("."))
-            if found:
-                return found
+    if not file.exists():
         return None
-    if not field and there != wanted:
+    there = read_json(file)
+    if not isinstance(there, dict):
         return "its config.json is none of ours"
-    return None if there == wanted else f"{field}={there} there, {wanted} now"
+    return first_difference(lasting(there), lasting(config_as_json(config)), ("there", "now"))
+
+
+def lasting(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config without the fields that may change when a run is taken up again."""
+    dataset = config.get("dataset")
+    if isinstance(dataset, dict):
+        dataset = {k: v for k, v in dataset.items() if k != "data_dir"}
+    return {k: v for k, v in config.items() if k not in MAY_CHANGE} | {"dataset": dataset}
+
+
+def first_difference(one: Any, other: Any, names: tuple[str, str], field: str = "") -> str | None:
+    """The first field (of JSON values) in which they differ, as "a.b=1 there, 2 now"; or None."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        fields = sorted({*one, *other})
+        found = (
+            first_difference(one.get(k), other.get(k), names, f"{field}.{k}".strip("."))
+            for k in fields
+        )
+        return next((text for text in found if text), None)
+    return None if one == other else f"{field}={one} {names[0]}, {other} {names[1]}"
 
 
 def versions() -> dict[str, str]:

@@ -29,8 +29,11 @@ def imagenet() -> ConfigDict:
     config.label_smoothing = 0.1  # V07 flag default
     config.log_every_steps = 20
     config.checkpoint_every_steps = 157  # 0: only when told to stop
+    config.checkpoint_every_minutes = 0.0  # 0: only by steps; looked at when metrics are logged
     config.keep_checkpoints = 3
+    config.allow_host_count_change = False  # in mid-run: the hosts' batches are others then
     config.max_consecutive_skips = 10  # then the run is called diverged
+    config.on_divergence = "record"  # "stop_sweep": the sweep ends, too
     config.unverified = ()  # fields whose published value is recollected, not read
     config.assumed = ()  # fields that the publication leaves open
 

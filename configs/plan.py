@@ -86,6 +86,9 @@ def validate(config: ConfigDict) -> None:
         positive_integer(field, config[field])
     every = config.checkpoint_every_steps
     check("checkpoint_every_steps", isinstance(every, int) and every >= 0, "needs 0 or a count")
+    check("checkpoint_every_minutes", config.checkpoint_every_minutes >= 0, "must not be negative")
+    known = ("record", "stop_sweep")
+    check("on_divergence", config.on_divergence in known, f"known: {', '.join(known)}")
     for field in ("width", "stem_kernel_size", "stem_stride"):
         positive_integer(f"model.{field}", config.model[field])
     check(

@@ -24,6 +24,7 @@ RUN_JSON = {  # the contract's keys
     "dataset": str,
     "seed": int,
     "status": str,
+    "diverged": (dict, type(None)),
     "target_accuracy": float,
     "steps_to_target": (int, type(None)),
     "seconds_to_target": (float, type(None)),
@@ -129,11 +130,14 @@ def test_divergence_is_a_result(config, tmp_path):
         "--config.schedule.peak_learning_rate=1e38",
         "--config.max_consecutive_skips=2",
         "--config.total_steps=20",
+        "--config.checkpoint_every_steps=1",
     )
     result = train.train_and_evaluate(config(*overrides), str(tmp_path))
     assert result.status == "diverged"
     run = json.loads((tmp_path / "run.json").read_text())
     assert run["status"] == "diverged"
+    # The first update has rate 0; the second one, of 5e37, is the last with a finite gradient.
+    assert run["diverged"] == {"step": 4, "metric": "skipped", "last_checkpoint": 2}
     assert run["steps_to_target"] is None
     assert float(rows(tmp_path / "metrics.csv")[-1]["skipped"]) > 0
 
@@ -274,11 +278,12 @@ def test_preempted_and_resumed_is_undisturbed(
 
 def state_of(folder):
     """The bytes of the last checkpoint's arrays."""
-    with checkpoint.open_checkpoints(epath.Path(folder), keep=3) as checkpoints:
-        step = checkpoints.latest_step()
-        restored = checkpoints.restore(
-            step, args=checkpoint.ocp.args.Composite(state=checkpoint.ocp.args.StandardRestore())
-        )
+    checkpoints = checkpoint.Checkpoints(epath.Path(folder), keep=3)
+    step = checkpoints.steps()[-1]
+    restored = checkpoints.manager.restore(
+        step, args=checkpoint.ocp.args.Composite(state=checkpoint.ocp.args.StandardRestore())
+    )
+    checkpoints.close()
     leaves = jax.tree_util.tree_leaves_with_path(restored["state"])
     return step, {jax.tree_util.keystr(path): np.asarray(x).tobytes() for path, x in leaves}
 
@@ -295,7 +300,7 @@ def test_corrupted_checkpoint_falls_back_to_the_one_before(
         file.write_bytes(b"damaged")
     train.train_and_evaluate(load(), str(tmp_path))
     out = capsys.readouterr().out
-    assert "checkpoint of step 5 cannot be read" in out
+    assert "checkpoint cannot be read, the one before it is taken: step 5" in out
     assert "from the checkpoint of step 4" in out
     assert (tmp_path / "curve.csv").read_bytes() == (reference / "curve.csv").read_bytes()
 
@@ -319,6 +324,28 @@ def test_checkpoint_of_another_dtype_is_refused(undisturbed):
     template = train.steps.init_state(program.model, program.tx, spec.image_shape, 0)
     half = jax.tree.map(lambda x: x.astype("bfloat16"), template.batch_stats)
     other = train.steps.replace(template, batch_stats=half)
-    words = pytest.raises(TypeError, match=r"batch_stats.* is float32, not bfloat16")
-    with checkpoint.open_checkpoints(epath.Path(reference), keep=3) as checkpoints, words:
-        checkpoint.restore_latest(checkpoints, other)
+    checkpoints = checkpoint.Checkpoints(epath.Path(reference), keep=3)
+    with pytest.raises(TypeError, match=r"batch_stats.* is float32, not bfloat16"):
+        checkpoints.restore_latest(other)
+    checkpoints.close()
+
+
+def test_another_number_of_hosts_is_refused_in_mid_run_unless_asked_for(
+    undisturbed, tmp_path, monkeypatch
+):
+    """In the place of two hosts: a record that says it is from two."""
+    load, reference = undisturbed
+    with monkeypatch.context() as patch:
+        signal_at(patch, "train_batches", 3)
+        patch.setattr(train.Journal, "as_record", from_two_hosts(train.Journal.as_record))
+        with pytest.raises(Preempted):
+            train.train_and_evaluate(load(), str(tmp_path))
+    with pytest.raises(ValueError, match=r"hosts=1: the checkpoint of step 3 is from 2, whose"):
+        train.train_and_evaluate(load(), str(tmp_path))
+    asked = load("--config.allow_host_count_change=True")
+    assert train.train_and_evaluate(asked, str(tmp_path)).status == "done"
+    assert (tmp_path / "curve.csv").read_bytes() == (reference / "curve.csv").read_bytes()
+
+
+def from_two_hosts(as_record):
+    return lambda journal, step: as_record(journal, step) | {"n_hosts": 2}

@@ -1,0 +1,194 @@
+"""Full and read-only disks, clocks that jump, folders that are not ours."""
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import resource
+import time
+import types
+
+import jax.numpy as jnp
+import pytest
+from etils import epath
+from test_train import TINY, rows
+
+import checkpoint
+import main
+import mlperf_log
+import train
+import workdir as files
+from configs import command_line
+from step import TrainState
+
+RECIPE = "nesterov:smoke"
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return f"--config.dataset.data_dir={tmp_path_factory.mktemp('data')}"
+
+
+@pytest.fixture(scope="module")
+def reference(data, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("reference")
+    train.train_and_evaluate(command_line.load(RECIPE, [*TINY, data]), str(folder))
+    return folder
+
+
+@pytest.fixture
+def before_batch(monkeypatch):
+    """Calls a function before the n-th training batch of the next run."""
+    original = train.input_pipeline.train_batches
+
+    def install(n, function):
+        def watched(*args, **options):
+            for s, batch in enumerate(original(*args, **options), start=1):
+                if s == n:
+                    function()
+                yield batch
+
+        monkeypatch.setattr(train.input_pipeline, "train_batches", watched)
+
+    return install
+
+
+def run(data, workdir, *overrides):
+    path = command_line.recipe_path(RECIPE)
+    return main.main(
+        ["main.py", f"--config={path}", *TINY, data, *overrides, f"--workdir={workdir}"]
+    )
+
+
+@contextlib.contextmanager
+def files_end_at(n_bytes):
+    """No file of this process grows beyond that: what a quota or a full disk does to it."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        yield lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, before[1]))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "kept"),
+    [
+        pytest.param((), [], marks=pytest.mark.slow),  # the curve cannot be written
+        (("--config.eval_every_steps=5", "--config.checkpoint_every_steps=1"), [0, 1]),
+    ],
+)
+def test_full_disk_is_a_crash_of_one_line_and_the_same_command_continues(
+    data, reference, tmp_path, capsys, before_batch, overrides, kept
+):
+    with files_end_at(40) as now:
+        before_batch(3 if kept else 2, now)
+        assert run(data, tmp_path, *overrides) == 1
+    error = capsys.readouterr().err.strip()
+    assert "\n" not in error
+    assert "cannot be written any more (" in error
+    assert "the same command continues" in error
+    assert not (tmp_path / "run.json").exists()
+    there = checkpoint.Checkpoints(epath.Path(tmp_path), keep=3)
+    assert there.steps()[: len(kept)] == kept
+    there.close()
+    before_batch(0, None)
+    assert run(data, tmp_path, *overrides) == 0
+    assert rows(tmp_path / "curve.csv")[-1] == rows(reference / "curve.csv")[-1]
+    assert json.loads((tmp_path / "run.json").read_text())["status"] == "done"
+
+
+@pytest.mark.slow
+def test_read_only_disk_in_mid_run(data, reference, tmp_path, capsys, before_batch, monkeypatch):
+    def fail(path, text):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    with monkeypatch.context() as patch:
+        before_batch(2, lambda: patch.setattr(files, "write_text", fail))
+        assert run(data, tmp_path) == 1
+    assert "(Read-only file system)" in capsys.readouterr().err
+    before_batch(0, None)
+    assert run(data, tmp_path) == 0
+    assert (tmp_path / "curve.csv").read_bytes() == (reference / "curve.csv").read_bytes()
+
+
+def test_result_txt_that_cannot_be_written_ends_the_run(tmp_path):
+    """The logging module would print such an error and go on."""
+    log = mlperf_log.open_log(epath.Path(tmp_path / "result.txt"), 0)
+    log.event(key="epoch_num", value=1, time_ms=1)
+    with files_end_at(40) as now:
+        now()
+        with pytest.raises(OSError, match="File too large"):
+            log.event(key="epoch_num", value=2, time_ms=2)
+
+
+def test_the_wall_clock_may_jump(data, reference, tmp_path, before_batch, monkeypatch):
+    now, now_ns = time.time, time.time_ns
+
+    def jump():
+        monkeypatch.setattr(time, "time", lambda: now() - 7200)
+        monkeypatch.setattr(time, "time_ns", lambda: now_ns() - 7200 * 10**9)
+
+    before_batch(3, jump)
+    assert run(data, tmp_path, "--config.checkpoint_every_steps=2") == 0
+    lines = (tmp_path / "result.txt").read_text().splitlines()
+    times = [json.loads(line.removeprefix(":::MLLOG "))["time_ms"] for line in lines]
+    assert times == sorted(times)
+    assert times[-1] - times[0] < 600_000
+    seconds = json.loads((tmp_path / "run.json").read_text())["seconds"]
+    assert all(0 <= value < 600 for value in seconds.values())
+    assert (tmp_path / "curve.csv").read_bytes() == (reference / "curve.csv").read_bytes()
+
+
+def test_checkpoints_by_the_clock_are_due_where_metrics_are_logged(tmp_path, monkeypatch):
+    clock = types.SimpleNamespace(monotonic=lambda: clock.now, now=0.0)
+    monkeypatch.setattr(checkpoint, "time", clock)
+    checkpoints = checkpoint.Checkpoints(
+        epath.Path(tmp_path), keep=3, every_minutes=1.0, look_every_steps=10
+    )
+
+    def due_at(step, now):
+        clock.now = now
+        return checkpoints.due(step)
+
+    assert not due_at(10, 59.0)
+    assert not due_at(11, 61.0)
+    assert due_at(20, 61.0)
+    assert list(tmp_path.iterdir()) == []
+    checkpoints.save(20, TrainState(jnp.int32(20), {}, {}, {}, {}), {})
+    assert not due_at(30, 120.0)
+    assert due_at(40, 121.0)
+    checkpoints.close()
+
+
+def test_folder_that_is_not_ours_is_refused_and_left_alone(data, tmp_path, capsys):
+    (tmp_path / "thesis.tex").write_text("mine")
+    assert run(data, tmp_path) == 2
+    assert "holds thesis.tex, but no run of ours" in capsys.readouterr().err
+    assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+@pytest.mark.slow
+def test_what_a_killed_claim_leaves_is_ours(data, reference, tmp_path):
+    (tmp_path / ".config.json.tmp").write_text("{")
+    assert run(data, tmp_path) == 0
+    assert (tmp_path / "curve.csv").read_bytes() == (reference / "curve.csv").read_bytes()
+
+
+def test_folder_that_another_process_works_in_is_refused(data, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(files, "PATIENCE_SECONDS", 0.2)
+    folder = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(folder, fcntl.LOCK_EX)
+    assert run(data, tmp_path) == 2
+    assert "another process is at work there" in capsys.readouterr().err
+    os.close(folder)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_unused_checkpoints_leave_no_folder(reference):
+    assert not (reference / "checkpoints").exists()
+
+
+def test_a_runs_keeping_may_change_when_it_is_taken_up_again(data, reference, capsys):
+    assert run(data, reference, "--config.checkpoint_every_steps=2") == 0
+    assert "complete already" in capsys.readouterr().out
