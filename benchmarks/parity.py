@@ -1,0 +1,110 @@
+"""How far fifty updates are from float64 transcriptions that share no code with the optimizers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+
+import optim
+from optim import lars, sm3
+from tests.optim import reference
+
+# Ranks 0 to 4, dimensions of one, odd sizes, tails in one and two dimensions.
+SHAPES: dict[str, tuple[int, ...]] = {"conv": (3, 3, 5, 7), "dense": (20, 13), "bias": (37,)}
+SHAPES |= {"cube": (2, 9, 11), "scalar": (), "single": (1,), "point": (1, 1, 16, 33)}
+README: dict[str, Any] = {"beta2": 0.85, "matrix_epsilon": 1.5e-5, "exponent_override": 4}
+MLPERF_V1: dict[str, Any] = {"beta2": 0.75, "matrix_epsilon": 1e-8, "exponent_override": 4}
+MLPERF_V1 |= {"relative_matrix_epsilon": False}
+STEPS, BLOCK, DECAY, START = 50, 16, 1e-3, 5
+Tree = dict[str, Any]
+
+
+def rate(step: Any) -> Any:
+    return 0.1 / (1 + step)
+
+
+def random_tree(seed: int, scale: float = 1.0) -> Tree:
+    r = np.random.default_rng(seed)
+    return {k: np.float32(scale * r.normal(size=s)) for k, s in SHAPES.items()}
+
+
+def shampoo(options: dict[str, Any], scale: float) -> float:
+    """The largest |ours - theirs| / |way moved| of any tensor after `STEPS` updates.
+
+    Args:
+      options: README or MLPERF_V1, or a change of them.
+      scale: of the gradients' entries.
+    """
+    tx = optim.distributed_shampoo(
+        rate,
+        beta1=0.9,
+        weight_decay=DECAY,
+        start_preconditioning_step=START,
+        block_size=BLOCK,
+        **options,
+    )
+
+    def theirs(w: np.ndarray) -> reference.Shampoo:
+        return reference.Shampoo(
+            w,
+            rate=rate,
+            beta1=0.9,
+            beta2=options["beta2"],
+            epsilon=options["matrix_epsilon"],
+            relative=options.get("relative_matrix_epsilon", True),
+            p=options["exponent_override"],
+            decay=DECAY,
+            start=START,
+            block=BLOCK,
+        )
+
+    start, ours, others = _fifty_updates(tx, theirs, scale)
+    moved = {k: np.linalg.norm(others[k] - w) for k, w in start.items()}
+    return max(float(np.linalg.norm(ours[k] - others[k]) / moved[k]) for k in start)
+
+
+def first_order(name: str) -> float:
+    """The largest |ours - theirs| / |theirs| for "lars" (all tensors as weights) and "sm3"."""
+    if name == "sm3":
+        result = _fifty_updates(sm3.sm3(0.1), lambda w: reference.SM3(w, 0.1, 0.9), 1.0)
+        return _relative(*result)
+    tx = lars.lars(rate, momentum=0.9, weight_decay=DECAY, trust_coefficient=0.1, weight_mask=None)
+    return _relative(*_fifty_updates(tx, _Lars, 1.0))
+
+
+def _relative(_: Tree, ours: Tree, theirs: Tree) -> float:
+    return max(float(np.linalg.norm(ours[k] - w) / np.linalg.norm(w)) for k, w in theirs.items())
+
+
+class _Lars:
+    def __init__(self, w: np.ndarray):
+        self.w, self.m, self.step = np.float64(w), np.zeros(w.shape), 0
+
+    def update(self, g: np.ndarray) -> None:
+        self.w, self.m = reference.lars_weight(
+            self.w, self.m, np.float64(g), rate(self.step), 0.9, DECAY, 0.1
+        )
+        self.step += 1
+
+
+def _fifty_updates(
+    tx: optax.GradientTransformation, theirs: Callable[[np.ndarray], Any], scale: float
+) -> tuple[Tree, Tree, Tree]:
+    """Returns the parameters at the start, after our updates, and after theirs."""
+    start = params = random_tree(0)
+    grads = [random_tree(100 + i, scale) for i in range(STEPS)]
+    state, update = tx.init(params), jax.jit(tx.update)
+    for g in grads:
+        updates, state = update(g, state, params)
+        params = optax.apply_updates(params, updates)
+    others = {}
+    for k, w in start.items():
+        one = theirs(w)
+        for g in grads:
+            one.update(g[k])
+        others[k] = one.w
+    return start, params, others
