@@ -227,12 +227,14 @@ def inverse_pth_root(a: Array, p: int, ridge: float, relative: bool) -> tuple[Ar
 def _roots(a: Array, p: int, ridge: float, relative: bool) -> tuple[Array, Array, Array]:
     diagonal = jnp.diagonal(a, axis1=1, axis2=2)
     largest = jnp.max(jnp.abs(diagonal), axis=-1)
+    if not relative:
+        largest = jnp.maximum(largest, ridge)  # else ridge / scale, squared, could overflow
     scale = _power_of_two(jnp.clip(largest, SMALLEST_SCALE, LARGEST_SCALE))[:, None]
     a = a * (1 / scale)[:, :, None]
     squared = _mul(a, a)
     bound = jnp.sqrt(jnp.sqrt(jnp.sum(squared * squared, axis=(1, 2))))[:, None]
     normed = squared * (1 / jnp.maximum(bound, 1e-6) ** 2)[:, :, None]
-    top = jnp.maximum(largest_eigenvalue(a, normed), 1.0)  # the largest entry is in [1, 2)
+    top = jnp.maximum(largest_eigenvalue(a, normed), 1.0)  # the largest number is in [1, 2)
     wanted = ridge * top if relative else ridge / scale
     shift = jnp.maximum(wanted, MIN_RIDGE * top)
     root, ok = _root(a, squared, bound, shift, p, max(ridge, MIN_RIDGE) if relative else MIN_RIDGE)

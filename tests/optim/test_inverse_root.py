@@ -115,6 +115,20 @@ def test_an_absolute_ridge_that_float32_cannot_invert_is_raised_and_counted(rank
     assert worst_direction(small, np.asarray(found)[1], 4, relative) < 1.5e-2
 
 
+def test_an_absolute_ridge_far_above_the_matrix_gives_the_ridges_root():
+    g = np.random.default_rng(0).normal(size=(16, 4))
+    scales = np.float32([1e-9, 1e-15, 1e-22, 1e-28, 1e-35, 1e-42, 0])
+    batch = np.float32(g @ g.T) * scales[:, None, None]
+    found, ok, raised = roots(batch, 4, 1e-8, False)
+    assert np.all(ok)
+    assert not np.any(raised)
+    for root in np.asarray(found)[1:]:
+        np.testing.assert_allclose(root, 100 * np.eye(16), atol=1e-3)
+    values, v = np.linalg.eigh(np.float64(batch[0]))
+    wanted = (v * (values + 1e-8) ** -0.25) @ v.T
+    np.testing.assert_allclose(found[0], wanted, atol=1e-3)
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("where", ["one", "all", "off the diagonal"])
 def test_entries_that_are_not_finite_fail_alone(bad, where):
