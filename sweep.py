@@ -47,6 +47,12 @@ def arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument(
         "--tuned", type=pathlib.Path, help="a trials.json whose chosen hyperparameters are taken"
     )
+    parser.add_argument(
+        "--stop_hopeless",
+        action="store_true",
+        help="end runs that the finished ones of their recipe left behind (the median-stopping "
+        "rule); they are marked as aborted",
+    )
     parser.add_argument("--out", type=pathlib.Path, help="folder for all runs")
     parser.add_argument("--workers", type=int, default=1, help="processes, each on its own cores")
     parser.add_argument("--attempts", type=int, default=2, help="of a run whose worker dies")
@@ -170,6 +176,8 @@ def main(argv: Sequence[str]) -> int:
             return DONE
         joining, cluster = pod.joining_flags(options), slurm.parameters(options)
         asked = planned(options, overrides)
+        if options.stop_hopeless and (joining or cluster):
+            raise ValueError("stop_hopeless: is for --workers on one host; leave it out here")
         if options.dry_run:
             dry_run(asked, joining, cluster)
             return DONE
@@ -188,7 +196,7 @@ def main(argv: Sequence[str]) -> int:
             elif joining:
                 pod.run_all(queue, joining, process_id)
             else:
-                pool.run_all(queue, options.workers)
+                pool.run_all(queue, options.workers, options.stop_hopeless)
         except KeyboardInterrupt:
             print(f"\nstopping: {STOPPING[bool(cluster)]}; the same command continues", flush=True)
             worker.stop_all()

@@ -4,14 +4,21 @@ import multiprocessing.connection
 import os
 from typing import Any
 
+from sweeps import hopeless
 from sweeps import worker as workers
 from sweeps.queue import STOPPED, Queue
 from sweeps.runs import Run
 from sweeps.worker import Worker
 
+POLL_SECONDS = 0.5  # between looks at the curves of the runs under way
 
-def run_all(queue: Queue, n_workers: int) -> None:
-    """Runs all that waits on `n_workers` processes; a worker that dies is replaced."""
+
+def run_all(queue: Queue, n_workers: int, stop_hopeless: bool = False) -> None:
+    """Runs all that waits on `n_workers` processes; a worker that dies is replaced.
+
+    Args:
+      stop_hopeless: whether the median-stopping rule ends runs (`hopeless`).
+    """
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     shares = [cores[i::n_workers] or cores for i in range(n_workers)]
     pool: list[Worker | None] = [None] * min(n_workers, queue.total)
@@ -24,12 +31,15 @@ def run_all(queue: Queue, n_workers: int) -> None:
         busy: dict[Any, int] = {
             w.connection: i for i, w in enumerate(pool) if w is not None and w.run is not None
         }
-        for connection in multiprocessing.connection.wait(list(busy)):
+        pause = POLL_SECONDS if stop_hopeless else None
+        for connection in multiprocessing.connection.wait(list(busy), pause):
             i = busy[connection]
             worker = pool[i]
             assert worker is not None
             if not collect(queue, worker):
                 pool[i] = None
+        if stop_hopeless:
+            end_hopeless(queue, [worker for worker in pool if worker])
     for worker in pool:
         if worker is not None:
             worker.connection.send(None)
@@ -54,6 +64,15 @@ def give(queue: Queue, worker: Worker, taken: set[str]) -> None:
     worker.connection.send(run)
 
 
+def end_hopeless(queue: Queue, pool: list[Worker]) -> None:
+    """Lets the workers whose run is hopeless save and end."""
+    for worker in pool:
+        if worker.run is not None and worker.stopped_because is None:
+            worker.stopped_because = hopeless.judge(worker.run, queue.finished)
+            if worker.stopped_because:
+                worker.process.terminate()
+
+
 def collect(queue: Queue, worker: Worker) -> bool:
     """Takes down how the worker's run ended; whether the worker can take another one."""
     run, worker.run = worker.run, None
@@ -65,5 +84,6 @@ def collect(queue: Queue, worker: Worker) -> bool:
         status = f"crashed: worker ended with {worker.process.exitcode}"
     if status in STOPPED:
         worker.process.join()
+        status = worker.stopped_because or status
     queue.end(run, status)
     return worker.process.is_alive()

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 
 from sweeps import abandoned
 from sweeps.manifest import Manifest
-from sweeps.runs import Run
+from sweeps.runs import STOPPED_EARLY, Run
 
 STOPPED = ("preempted", "aborted")  # statuses of a run that is to be continued
 GIVEN_UP = ("crashed", "failed")  # beginnings of what a run that was given up ended with
+NOT_FINISHED = (*GIVEN_UP, STOPPED_EARLY)
 
 
 class Queue:
@@ -19,25 +20,31 @@ class Queue:
 
     Attributes:
       waiting: runs to take, in order.
+      complete: runs that were so before.
       ended: how each run ended that needs nothing more: done, diverged, "crashed: ..." or
         "failed: ..." (a user error, which would be the same on a second attempt).
     """
 
     def __init__(self, runs: Sequence[Run], manifest: Manifest, attempts: int):
         self.waiting = deque(run for run in runs if not run.is_complete())
+        self.complete = [run for run in runs if run not in set(self.waiting)]
         self.manifest, self.attempts = manifest, attempts
         self.total = len(self.waiting)
         self.tries = dict.fromkeys(self.waiting, 0)
         self.ended: dict[Run, str] = {}
         self.began = time.monotonic()
         self.manifest.note_waiting(self.waiting)
-        complete = len(runs) - self.total
-        if complete:
-            print(f"{complete} of {len(runs)} runs are complete already", flush=True)
+        if self.complete:
+            print(f"{len(self.complete)} of {len(runs)} runs are complete already", flush=True)
 
     @property
     def is_over(self) -> bool:
         return len(self.ended) == self.total
+
+    @property
+    def finished(self) -> list[Run]:
+        """Those that ran their whole budget, in this call or before."""
+        return self.complete + [run for run, status in self.ended.items() if status == "done"]
 
     @property
     def has_failures(self) -> bool:
@@ -60,7 +67,7 @@ class Queue:
             self.waiting.append(run)
         else:
             self.ended[run] = status
-            if status.startswith(GIVEN_UP) and self.manifest.writes:
+            if status.startswith(NOT_FINISHED) and self.manifest.writes:
                 abandoned.write(run, status)
             if status != "done":
                 print(f"\n{run.name}: {status}; see {run.folder}.log", flush=True)

@@ -2,7 +2,8 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from etils import epath
 from ml_collections import ConfigDict
@@ -11,6 +12,7 @@ import workdir as files
 from configs import command_line
 
 MOST_SEEDS = 10_000
+STOPPED_EARLY = "stopped early"  # the beginning of the reason of a run that was hopeless
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,13 +38,19 @@ class Run:
     def config(self) -> ConfigDict:
         return command_line.load(self.recipe, self.overrides)
 
-    def status(self) -> str | None:
-        """What its run.json says, None without one; ValueError: damaged, the message names it."""
+    def record(self) -> Mapping[str, Any]:
+        """Its run.json, {} without one; ValueError: it is damaged, the message names it."""
         file = epath.Path(self.folder / "run.json")
-        return str(files.read_json(file).get("status")) if file.exists() else None
+        return files.read_json(file) if file.exists() else {}
+
+    def status(self) -> str | None:
+        """What its run.json says, None without one; ValueError as `record`."""
+        return self.record().get("status")
 
     def is_complete(self) -> bool:
-        return self.status() not in (None, "aborted")
+        """Whether nothing is left to do; a run that was given up is tried again."""
+        early = str(self.record().get("reason")).startswith(STOPPED_EARLY)
+        return early or self.status() not in (None, "aborted")
 
     def check(self) -> ConfigDict:
         """Returns its config; ValueError if its folder holds the run of another one."""

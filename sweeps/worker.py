@@ -26,12 +26,13 @@ ENVIRONMENT = {
 
 @dataclasses.dataclass
 class Worker:
-    """A worker's process, the pipe to it, and the run it is on."""
+    """A worker's process, the pipe to it, the run it is on, and why that is told to stop."""
 
     process: multiprocessing.process.BaseProcess
     connection: multiprocessing.connection.Connection
     run: Run | None = None
     last_recipe: str = ""
+    stopped_because: str | None = None
 
 
 def start(cores: Sequence[int]) -> Worker:

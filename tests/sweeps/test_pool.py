@@ -26,7 +26,7 @@ def stand_in(connection, cores):
             connection.send("crashed: ValueError: always")
             continue
         run.folder.mkdir(parents=True, exist_ok=True)
-        (run.folder / "run.json").write_text(json.dumps({"pid": os.getpid()}))
+        (run.folder / "run.json").write_text(json.dumps({"status": "done", "pid": os.getpid()}))
         connection.send("diverged" if run.seed == 3 else "done")
 
 
