@@ -284,6 +284,14 @@ def assert_same_floats(got, want):
             np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_one_element_that_is_not_finite_is_found(value):
+    tree = {"scalar": jnp.float32(1), "tensor": jnp.ones((3, 4)), "vector": jnp.ones(5)}
+    assert steps.all_finite(tree)
+    assert not steps.all_finite(tree | {"tensor": tree["tensor"].at[1, 2].set(value)})
+    assert not steps.all_finite(tree | {"scalar": jnp.float32(value)})
+
+
 def test_counts_advance_over_a_skipped_update():
     """The schedule at `step` stays the schedule at `step`."""
     old, new = {"count": jnp.int32(4), "m": jnp.ones(2)}, {"count": jnp.int32(5), "m": jnp.zeros(2)}
@@ -304,6 +312,20 @@ def test_loss_is_that_of_smoothed_targets(label_smoothing):
     want = -(target * log_probs).sum(1)
     got = steps.cross_entropy(jnp.float32(logits), jnp.int32(label), label_smoothing)
     np.testing.assert_allclose(got, want, rtol=1e-5)
+
+
+def test_loss_of_bfloat16_logits_is_bfloat16s_log_softmax_in_float32():
+    """As the submissions have it: float32 logits are the option `logits_dtype`."""
+    rng = np.random.default_rng(0)
+    logits, label = jnp.asarray(rng.normal(size=(50, 7)), jnp.bfloat16), rng.integers(0, 7, 50)
+    loss = steps.cross_entropy(logits, jnp.int32(label), 0.0)
+    assert loss.dtype == jnp.float32
+    np.testing.assert_array_equal(loss, loss.astype(jnp.bfloat16).astype(jnp.float32))
+    smoothed = steps.cross_entropy(logits, jnp.int32(label), 0.1)  # a float32 sum of such values
+    assert (smoothed != smoothed.astype(jnp.bfloat16).astype(jnp.float32)).any()
+    exact = np.asarray(logits, np.float64)
+    want = np.log(np.exp(exact).sum(1)) - exact[np.arange(50), label]
+    np.testing.assert_allclose(loss, want, atol=0.03)
 
 
 def test_evaluation_counts_unmasked_examples_of_all_devices():
