@@ -87,7 +87,6 @@ class ResNet(nn.Module):
             axis_name=self.axis_name,
         )
         kernel, stride, pad = self.stem_kernel_size, self.stem_stride, self.stem_kernel_size // 2
-        x = x.astype(self.compute_dtype)
         if self.stem_space_to_depth:
             x = StemOverBlocks(self.width, self.compute_dtype, name="stem")(x)
         else:

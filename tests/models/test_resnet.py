@@ -1,6 +1,7 @@
 """The network against float64 numpy, against closed forms, and over placements."""
 
 import math
+import re
 from functools import partial
 
 import jax
@@ -214,3 +215,14 @@ def test_bfloat16_computes_in_bfloat16_and_keeps_float32_parameters_and_statisti
     want, _ = apply_in_training(exact, variables, x)
     np.testing.assert_allclose(np.float32(logits), want, atol=0.03 * np.abs(want).max())
     assert not np.allclose(np.float32(logits), want, rtol=1e-5, atol=0)  # it was not float32
+
+
+@pytest.mark.parametrize(("compute", "logits"), [("bfloat16", "float32"), ("float32", "bfloat16")])
+def test_every_product_computes_in_compute_dtype_and_the_logits_have_theirs(compute, logits):
+    model = ResNet((1,), 8, 10, compute_dtype=compute, logits_dtype=logits)
+    x = jnp.zeros((4, 16, 16, 3))
+    variables = shapes(model, 16, 3)
+    traced = jax.make_jaxpr(partial(model.apply, train=False))(variables, x)
+    products = re.findall(r":(\w+)\[[\d,]*\] = (?:dot_general|conv_general_dilated)", str(traced))
+    assert products == [{"bfloat16": "bf16", "float32": "f32"}[compute]] * 6  # 5 layers, the head
+    assert traced.out_avals[0].dtype == logits
