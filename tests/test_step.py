@@ -177,7 +177,7 @@ def test_gradient_is_the_mean_over_devices(monkeypatch):
     """One step of plain gradient descent against the gradient of the whole batch's loss."""
     tx = optax.sgd(1.0)
     before = init(tx)
-    after, _, _ = run(monkeypatch, tx, 8, n_steps=1)
+    after, metrics, _ = run(monkeypatch, tx, 8, n_steps=1)
     batch = jax.tree.map(lambda x: x.reshape(BATCH, *x.shape[2:]), make_batch(0))
 
     def loss(params):
@@ -191,9 +191,12 @@ def test_gradient_is_the_mean_over_devices(monkeypatch):
             mutable=["batch_stats"],
         )
         target = optax.smooth_labels(jax.nn.one_hot(batch["label"], CLASSES), 0.1)
-        return optax.softmax_cross_entropy(logits, target).mean()
+        return optax.softmax_cross_entropy(logits, target).mean(), logits
 
-    want = jax.tree.map(lambda w, g: w - g, before.params, jax.jit(jax.grad(loss))(before.params))
+    (value, logits), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(before.params)
+    assert metrics["loss"] == pytest.approx(float(value), rel=1e-5)
+    assert metrics["accuracy"] == (np.argmax(logits, 1) == batch["label"]).mean()
+    want = jax.tree.map(lambda w, g: w - g, before.params, grads)
     assert_close(jax.device_get(after.params), want, 1e-5)
 
 

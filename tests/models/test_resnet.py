@@ -98,12 +98,12 @@ def max_pool(x):
     return out
 
 
-def batch_norm(x, p, span):
+def batch_norm(x, p, span, epsilon=1e-5):
     out = np.empty_like(x)
     for i in range(0, len(x), span):
         part = x[i : i + span]
         centred = part - part.mean((0, 1, 2))
-        out[i : i + span] = centred / np.sqrt(part.var((0, 1, 2)) + 1e-5)
+        out[i : i + span] = centred / np.sqrt(part.var((0, 1, 2)) + epsilon)
     return out * p["scale"] + p["bias"]
 
 
@@ -144,6 +144,30 @@ def test_forward_pass_is_the_float64_transcription(side, stem, span):
     wide = jax.tree.map(lambda w: np.asarray(w, np.float64), params)
     want = forward(wide, x.astype(np.float64), (1, 1), span, stem)
     np.testing.assert_allclose(got, want, rtol=2e-3, atol=2e-3 * np.abs(want).max())
+
+
+@pytest.mark.parametrize(("devices", "span"), [(2, 4), (1, 2)], ids=["joined", "divided"])
+def test_options_of_batch_norm_reach_it(devices, span):
+    """A stem and a head, four examples: statistics over two devices, or over half a device."""
+    options = {"bn_decay": 0.5, "bn_epsilon": 0.25, "bn_running_variance": "pooled"}
+    model = ResNet((), 4, 5, 3, 1, False, bn_span=span, axis_name="batch", **options)
+    rng = np.random.default_rng(0)
+    x = (rng.normal(size=(4, 6, 6, 3)) + 3 * rng.normal(size=(4, 1, 1, 3))).astype(np.float32)
+    variables = initialise(model, x[:1])
+
+    def on_device(x):
+        y, new = model.apply(variables, x, train=True, mutable=["batch_stats"])
+        return y, jax.lax.pmean(new["batch_stats"]["bn_stem"], "batch")
+
+    run = jax.pmap(on_device, axis_name="batch", devices=jax.devices()[:devices])
+    got, stats = run(x.reshape(devices, 4 // devices, 6, 6, 3))
+    params = jax.tree.map(lambda w: np.asarray(w, np.float64), variables["params"])
+    y = conv(x.astype(np.float64), params["stem"]["kernel"], 1, (1, 1))
+    np.testing.assert_allclose(stats["mean"][0], 0.5 * y.mean((0, 1, 2)), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(stats["var"][0], 0.5 + 0.5 * y.var((0, 1, 2)), rtol=1e-4)
+    y = np.maximum(batch_norm(y, params["bn_stem"], span, 0.25), 0).mean((1, 2))
+    want = y @ params["head"]["kernel"] + params["head"]["bias"]
+    np.testing.assert_allclose(got.reshape(4, 5), want, rtol=1e-4, atol=1e-6)
 
 
 def test_pointwise_convolutions_as_matrix_products_are_the_same_network():
