@@ -1,0 +1,168 @@
+"""What must hold on every host before a reproduction starts: devices, versions, data, disk.
+
+    python -m launch.preflight --recipes=... --out=DIR --config.dataset.data_dir=DIR --devices=256
+
+Takes the flags of main.py for several hosts. Exit status 0 if all is there, on all hosts; else 2
+and one message, on all hosts. It is a process of its own, for a TPU serves one process at a time.
+"""
+
+import json
+import pathlib
+import shutil
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import joining
+from absl import flags
+
+from configs import command_line
+from configs import plan as plans
+
+GIBIBYTE = 2**30
+LOG_GIB = 0.05  # of a run: events, curves, MLPerf log
+
+
+def check_devices(wanted: int) -> None:
+    """Raises ValueError unless JAX sees exactly that many devices, as many on each host."""
+    import jax
+
+    devices, hosts = jax.devices(), jax.process_count()
+    if len(devices) != wanted:
+        raise ValueError(
+            f"devices={wanted}: {len(devices)} ({devices[0].device_kind}) found on {hosts} "
+            f"host(s); the published runs took a TPU v3-256 (256 cores, 32 hosts). Start this on "
+            "every host of such a pod (python -m launch --help), or say --devices=N and, where "
+            "the memory of N devices asks for it, --config.gradient_accumulation_steps"
+        )
+
+
+def check_data(recipe: str, overrides: Sequence[str], is_subset: bool) -> None:
+    """Raises ValueError unless the recipe's data set is there, with all files and all examples."""
+    import jax
+
+    import input_pipeline
+    from input_pipeline import prepared, spec
+
+    config = command_line.load(recipe, overrides)
+    plans.validate(config)
+    dataset = config.dataset.to_dict()
+    found = input_pipeline.describe(**dataset)
+    on_disk = spec.locate(dataset["name"], dataset["data_dir"])
+    if on_disk is not None:
+        prepared.check(on_disk)
+    published = spec.KNOWN.get(dataset["name"])
+    for split in ("n_train_examples", "n_eval_examples"):
+        there = getattr(found, split)
+        if published and there != getattr(published, split) and not is_subset:
+            raise ValueError(
+                f"dataset.data_dir={dataset['data_dir']}: {split}={there:,}, the full set has "
+                f"{getattr(published, split):,}; prepare all of it, or say --subset"
+            )
+    plans.make_plan(
+        config,
+        n_train_examples=found.n_train_examples,
+        n_eval_examples=found.n_eval_examples,
+        n_devices=jax.device_count(),
+        n_hosts=jax.process_count(),
+    )
+
+
+def check_disk(out: str, needed_gib: float) -> None:
+    """Raises ValueError if a local OUT has less room than all runs need; a bucket has room."""
+    if "://" in out:
+        return
+    folder = pathlib.Path(out).absolute()
+    while not folder.exists():
+        folder = folder.parent
+    free_gib = shutil.disk_usage(folder).free / GIBIBYTE
+    if free_gib < needed_gib:
+        raise ValueError(
+            f"out={out}: {free_gib:.1f} GiB free, {needed_gib:.1f} GiB needed for the checkpoints "
+            "of all runs; make room, or keep fewer with --config.keep_checkpoints=1"
+        )
+
+
+def needed_gib(recipes: Sequence[str], overrides: Sequence[str], n_seeds: int) -> float:
+    """Room for the kept checkpoints and logs of all runs, uncompressed, GiB."""
+    from functools import partial
+
+    import jax
+
+    import input_pipeline
+    import step as steps
+    import train
+
+    total = 0.0
+    for recipe in recipes:
+        config = command_line.load(recipe, overrides)
+        spec = input_pipeline.describe(**config.dataset.to_dict())
+        program = train.build(config, spec)
+        initial = partial(steps.initial_state, program.model, program.tx, spec.image_shape)
+        state = jax.eval_shape(initial, jax.random.key(0))
+        n_bytes = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))
+        total += n_seeds * (config.keep_checkpoints * n_bytes / GIBIBYTE + LOG_GIB)
+    return total
+
+
+def check(options: Any, overrides: Sequence[str]) -> dict[str, Any]:
+    """Checks everything on all hosts; returns {host, n_hosts, device_kind, needed_gib}.
+
+    Raises:
+      ValueError: on all hosts, for the first thing that is missing on any.
+    """
+    import hosts
+    import jax
+
+    import workdir as files
+
+    recipes = options.recipes.replace(",", " ").split()
+    hosts.agree({"versions": files.versions(), "commit": files.git_commit()})
+    with hosts.all_or_none():
+        check_devices(options.devices)
+    with hosts.all_or_none():
+        for recipe in recipes:
+            check_data(recipe, overrides, options.subset)
+    with hosts.all_or_none():
+        needed = needed_gib(recipes, overrides, options.n_seeds)
+        check_disk(options.out, needed)
+    return {
+        "host": jax.process_index(),
+        "n_hosts": hosts.count(),
+        "device_kind": jax.devices()[0].device_kind,
+        "needed_gib": needed,
+    }
+
+
+def main(argv: Sequence[str]) -> int:
+    values = flags.FlagValues()
+    joining.define_flags(values)
+    for name, text in (
+        ("recipes", "as sweep.py's"),
+        ("out", "folder for all runs"),
+        ("facts", "file to write what was found to, as JSON"),
+    ):
+        flags.DEFINE_string(name, None, text, required=True, flag_values=values)
+    flags.DEFINE_integer("devices", 256, "devices in all", flag_values=values)
+    flags.DEFINE_integer("n_seeds", 1, "runs of each recipe", flag_values=values)
+    flags.DEFINE_boolean("subset", False, "accept a part of the data set", flag_values=values)
+    overrides = [a for a in argv if a.startswith("--config.")]
+    try:
+        values([a for a in argv if a not in overrides])
+        joining.join(values)
+        found = check(values, overrides)
+    except (ValueError, flags.Error) as e:
+        print(f"error: {e}", file=sys.stderr)
+        return 2
+    pathlib.Path(values.facts).write_text(json.dumps(found))
+    if found["host"] == 0:
+        print(
+            f"preflight: {values.devices} x {found['device_kind']} on {found['n_hosts']} host(s), "
+            f"data complete, versions equal, {found['needed_gib']:.1f} GiB for checkpoints",
+            flush=True,
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))
