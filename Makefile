@@ -3,6 +3,7 @@ PYTHON ?= python3
 DATA_DIR ?= data
 SEEDS ?= 10
 WORKERS ?= 2
+TOPOLOGY ?= v3:16x8
 
 VENV := .venv
 RUN := $(VENV)/bin/python
@@ -10,7 +11,7 @@ INSTALLED := $(VENV)/.installed
 PROXIES := lars:digits nesterov:digits shampoo:digits sm3:digits
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow lint lock data report bench mlperf-check
+.PHONY: help setup demo test test-slow lint lock data report bench reproduce plan test-tpu mlperf-check
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,7 +37,7 @@ test: $(INSTALLED)  ## the test suite
 	$(RUN) -m pytest -n 2 --dist=loadfile -m "not slow and not tpu"
 
 test-slow: $(INSTALLED)  ## the tests that take longer
-	$(RUN) -m pytest -m slow
+	$(RUN) -m pytest -m "slow and not tpu"
 
 lint: $(INSTALLED)  ## ruff and mypy
 	$(RUN) -m ruff check .
@@ -53,6 +54,20 @@ report: DIR ?= results/demo
 bench: $(INSTALLED)  ## side-by-side speed checks, as ratios
 	nice $(RUN) -m benchmarks.optimizers
 	nice $(RUN) -m benchmarks.input_pipeline
+
+reproduce: $(INSTALLED)  ## the published comparison, on every host of a pod: DATA_DIR=... [OUT= SEEDS= RECIPES= ARGS=]
+	$(RUN) reproduce.py --data_dir=$(DATA_DIR) --out=$(OUT) --seeds=0:$(SEEDS) --recipes="$(RECIPES)" $(ARGS)
+reproduce: SEEDS = 50
+reproduce: RECIPES ?= lars:mlperf_v07 nesterov:nado shampoo:readme
+reproduce: OUT ?= runs/reproduce
+
+plan: $(INSTALLED)  ## every published recipe compiled for a TPU pod, no TPU needed [TOPOLOGY=v3:16x8]
+	$(MAKE) setup EXTRA=tpu
+	$(RUN) -m pod --topology=$(TOPOLOGY)
+
+test-tpu: $(INSTALLED)  ## the ahead-of-time tests, with the TPU compiler
+	$(MAKE) setup EXTRA=tpu
+	$(RUN) -m pytest -m "tpu and not slow"
 
 mlperf-check: $(INSTALLED)  ## MLCommons' own checkers on the logs below DIR
 	$(RUN) -m reporting.mlperf_check $(DIR)

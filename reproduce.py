@@ -1,0 +1,159 @@
+"""The published comparison from preflight to report: on a pod, the same command on every host.
+
+    python reproduce.py --data_dir=DIR --out=DIR [--seeds=0:50] [--recipes="..."] [--dry_run]
+
+1. Preflight (launch/preflight.py): devices, data, versions and disk on all hosts.
+2. Three steps of every recipe, so that what cannot work fails now.
+3. The sweep: all recipes x seeds, one run after another, each over all devices.
+4. The report: OUT/report.html and OUT/report.json, by the first host.
+
+The same command continues. Exit status: 0 done, 1 runs failed, 2 something is missing (nothing was
+started), 75 preempted (run it again).
+"""
+
+import argparse
+import json
+import pathlib
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+
+from configs import command_line, plan
+from one_line_parser import OneLineParser
+from pod import predict
+from sweeps import budgets, runs
+
+RECIPES = "lars:mlperf_v07 nesterov:nado shampoo:readme"
+PLANS = pathlib.Path(__file__).parent / "results" / "pod_plan"
+DONE, USER_ERROR = 0, 2
+TRIAL_STEPS = 3
+JOINING = ("distributed", "coordinator_address", "num_processes", "process_id")
+
+
+def arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Parses the command line; --config.FIELD=VALUE are overrides for every recipe."""
+    parser = OneLineParser(
+        prog="reproduce.py",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="Any --config.FIELD=VALUE overrides that field in every recipe.",
+    )
+    parser.add_argument("--data_dir", required=True, help="where ImageNet is prepared")
+    parser.add_argument("--out", default="runs/reproduce", help="folder that all hosts see")
+    parser.add_argument("--recipes", default=RECIPES)
+    parser.add_argument("--seeds", default="0:50", help="as 0:50 (0 to 49)")
+    parser.add_argument("--devices", type=int, default=256, help="devices in all")
+    parser.add_argument("--subset", action="store_true", help="accept a part of ImageNet")
+    parser.add_argument("--dry_run", action="store_true", help="print all of it, start nothing")
+    parser.add_argument("--distributed", action="store_true", help="find the hosts, as main.py")
+    for name in JOINING[1:]:
+        parser.add_argument(f"--{name}", help="as main.py")
+    options, rest = parser.parse_known_args(argv)
+    for argument in rest:
+        if not argument.startswith("--config."):
+            parser.error(f"argument {argument}: not understood; overrides are --config.FIELD=VALUE")
+    return options, [f"--config.dataset.data_dir={options.data_dir}", *rest]
+
+
+def joining_flags(options: argparse.Namespace) -> list[str]:
+    """How the processes that are started find those of the other hosts."""
+    given = [f"--{name}={getattr(options, name)}" for name in JOINING[1:] if getattr(options, name)]
+    return [*(["--distributed"] if options.distributed else []), *given]
+
+
+def preflight(options: argparse.Namespace, overrides: Sequence[str], facts: str) -> list[str]:
+    n_seeds = len(runs.parse_seeds(options.seeds))
+    return [
+        *("-m", "launch.preflight", f"--recipes={options.recipes}", f"--out={options.out}"),
+        *(f"--devices={options.devices}", f"--n_seeds={n_seeds}", f"--facts={facts}"),
+        *(["--subset"] if options.subset else []),
+        *joining_flags(options),
+        *overrides,
+    ]
+
+
+def trials(options: argparse.Namespace, overrides: Sequence[str]) -> Iterator[list[str]]:
+    """A run of three steps for each recipe; its folder is none that the report would look into."""
+    for recipe in runs.parse_recipes(options.recipes):
+        yield [
+            *("main.py", f"--config={command_line.recipe_path(recipe)}"),
+            f"--workdir={options.out}/.trial/{recipe}",
+            *joining_flags(options),
+            *overrides,
+            *budgets.stretched(command_line.load(recipe, overrides), TRIAL_STEPS),
+        ]
+
+
+def sweep(options: argparse.Namespace, overrides: Sequence[str]) -> list[str]:
+    return [
+        *("sweep.py", f"--recipes={options.recipes}", f"--seeds={options.seeds}"),
+        *(f"--out={options.out}", *joining_flags(options), *overrides),
+    ]
+
+
+def report(options: argparse.Namespace) -> list[str]:
+    out = options.out
+    return ["report.py", out, f"--json={out}/report.json", f"--html={out}/report.html"]
+
+
+def call(command: Sequence[str]) -> int:
+    """Runs one of our programs in a process of its own; returns its exit status."""
+    here = pathlib.Path(__file__).parent
+    return subprocess.run([sys.executable, *command], cwd=here, check=False).returncode
+
+
+def check(options: argparse.Namespace, overrides: Sequence[str]) -> None:
+    """Raises ValueError for recipes, seeds or overrides that cannot be."""
+    runs.parse_seeds(options.seeds)
+    for recipe in runs.parse_recipes(options.recipes):
+        plan.validate(command_line.load(recipe, overrides))
+
+
+def predicted(options: argparse.Namespace) -> Iterator[str]:
+    """Lines: the estimated hours of all runs, of the recipes that results/pod_plan has."""
+    plans = [json.loads(file.read_text()) for file in sorted(PLANS.glob("*.json"))]
+    found = {one.recipe: one.anchored for one in predict.predictions(plans)} if plans else {}
+    n_seeds = len(runs.parse_seeds(options.seeds))
+    for recipe in runs.parse_recipes(options.recipes):
+        if recipe in found:
+            hours = n_seeds * found[recipe] / 3600
+            yield (
+                f"{recipe:<22} {n_seeds} x {found[recipe]:.0f} s = {hours:.1f} h on a v3-256, an "
+                "estimate (results/pod_plan), starting and compiling left out"
+            )
+        else:
+            yield f"{recipe:<22} no prediction"
+
+
+def main(argv: Sequence[str]) -> int:
+    options, overrides = arguments(argv)
+    try:
+        check(options, overrides)
+    except ValueError as e:
+        print(f"error: {e}", file=sys.stderr)
+        return USER_ERROR
+    if options.dry_run:
+        first = preflight(options, overrides, "FACTS")
+        for command in (first, *trials(options, overrides), sweep(options, overrides)):
+            print(shlex.join(["python", *command]))
+        print(shlex.join(["python", *report(options)]))
+        print("\n".join(predicted(options)))
+        return DONE
+    with tempfile.TemporaryDirectory() as folder:
+        facts = pathlib.Path(folder) / "facts.json"
+        if status := call(preflight(options, overrides, str(facts))):
+            return status
+        is_first = json.loads(facts.read_text())["host"] == 0
+    for trial in trials(options, overrides):
+        if status := call(trial):
+            return status
+    status = call(sweep(options, overrides))
+    if is_first and status in (DONE, 1):
+        call(report(options))
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,144 @@
+"""From preflight to report on the miniature ImageNet, and every way in which it must not start."""
+
+import json
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+
+import pytest
+
+import reproduce
+
+ROOT = pathlib.Path(reproduce.__file__).parent
+sys.path.insert(0, str(ROOT / "tests" / "input_pipeline"))
+import miniature  # noqa: E402
+
+SMALLER = {
+    "global_batch_size": 16,
+    "total_steps": 4,
+    "eval_every_steps": 2,
+    "device_eval_batch_size": 4,
+    "log_every_steps": 2,
+    "schedule.warmup_steps": 1,
+    "schedule.decay_end_step": 0,
+    "dataset.image_size": 32,
+    "model.stage_sizes": "(1,1)",
+    "model.width": 8,
+    "model.bn_span": 8,
+    "target_accuracy": 0.01,
+}
+OVERRIDES = [f"--config.{name}={value}" for name, value in SMALLER.items()]
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory):
+    from input_pipeline import prepare
+
+    tars = miniature.write_tars(tmp_path_factory.mktemp("tars"))
+    directory = tmp_path_factory.mktemp("imagenet")
+    prepare.ensure("imagenet2012", str(directory), str(tars), is_subset=True)
+    return directory
+
+
+def environment(n_devices, **more):
+    flags = f"--xla_force_host_platform_device_count={n_devices}"
+    return os.environ | {"XLA_FLAGS": flags, "TF_CPP_MIN_LOG_LEVEL": "3", **more}
+
+
+def start(*arguments, n_devices=1, **more):
+    return subprocess.Popen(
+        [sys.executable, "reproduce.py", *arguments],
+        cwd=ROOT,
+        env=environment(n_devices, **more),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def refusal(*processes):
+    """The error line, the same of all, which end with 2."""
+    lines = set()
+    for process in processes:
+        _, error = process.communicate(timeout=300)
+        assert process.returncode == 2, error
+        lines.add([line for line in error.splitlines() if line.startswith("error: ")][-1])
+    assert len(lines) == 1, lines
+    return lines.pop()
+
+
+def test_a_dry_run_prints_every_command_and_the_predicted_hours(capsys):
+    assert reproduce.main(["--data_dir=gs://data", "--dry_run", "--seeds=0:3"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    commands = [line for line in lines if line.startswith("python ")]
+    assert [line.split()[1] for line in commands] == [
+        "-m",
+        *["main.py"] * 3,
+        "sweep.py",
+        "report.py",
+    ]
+    assert (
+        sum(line.startswith(recipe) for line in lines for recipe in reproduce.RECIPES.split()) == 3
+    )
+    assert "3 x 310 s = 0.3 h" in "\n".join(lines)  # the anchor
+
+
+def test_without_a_pod_it_says_what_is_missing_and_what_to_do(tmp_path, data_dir):
+    line = refusal(start(f"--data_dir={data_dir}", f"--out={tmp_path / 'out'}", n_devices=8))
+    assert line.startswith("error: devices=256: 8 (cpu) found on 1 host(s)")
+    assert "python -m launch --help" in line
+    assert not (tmp_path / "out").exists()
+
+
+def test_without_data_it_says_how_to_prepare_it(tmp_path):
+    arguments = [f"--data_dir={tmp_path}", f"--out={tmp_path / 'out'}", "--devices=8", *OVERRIDES]
+    line = refusal(start(*arguments, n_devices=8))
+    assert "imagenet2012" in line
+    assert "python -m input_pipeline" in line
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_part_of_imagenet_is_not_taken_for_all_of_it(tmp_path, data_dir):
+    arguments = [f"--data_dir={data_dir}", f"--out={tmp_path / 'out'}", "--devices=8", *OVERRIDES]
+    line = refusal(start(*arguments, n_devices=8))
+    assert "the full set has 1,281,167" in line
+
+
+@pytest.mark.slow
+def test_another_jax_on_one_host_is_named_on_both(tmp_path, data_dir):
+    (tmp_path / "other" / "jax-0.0.1.dist-info").mkdir(parents=True)
+    metadata = tmp_path / "other" / "jax-0.0.1.dist-info" / "METADATA"
+    metadata.write_text("Metadata-Version: 2.1\nName: jax\nVersion: 0.0.1\n")
+    with socket.socket() as s:
+        s.bind(("", 0))
+        port = s.getsockname()[1]
+    arguments = [f"--data_dir={data_dir}", f"--out={tmp_path / 'out'}", "--devices=8", "--subset"]
+    arguments += [f"--coordinator_address=localhost:{port}", "--num_processes=2", *OVERRIDES]
+    first = start(*arguments, "--process_id=0", n_devices=4)
+    second = start(*arguments, "--process_id=1", n_devices=4, PYTHONPATH=str(tmp_path / "other"))
+    line = refusal(first, second)
+    assert "jax" in line
+    assert "0.0.1" in line
+
+
+@pytest.mark.slow
+def test_two_seeds_on_the_miniature_reach_the_report_and_repeat_at_once(tmp_path, data_dir):
+    out = tmp_path / "out"
+    arguments = [f"--data_dir={data_dir}", f"--out={out}", "--devices=8", "--subset"]
+    arguments += ["--seeds=0:2", "--recipes=lars:mlperf_v07 shampoo:readme", *OVERRIDES]
+    process = start(*arguments, n_devices=8)
+    _, error = process.communicate(timeout=900)
+    assert process.returncode == 0, error[-3000:]
+    report = json.loads((out / "report.json").read_text())
+    assert [(row["recipe"], row["n"]) for row in report["rows"]] == [
+        ("lars:mlperf_v07", 2),
+        ("shampoo:readme", 2),
+    ]
+    assert (out / "report.html").read_text().endswith("</html>\n")
+    before = (out / "lars:mlperf_v07" / "seed_0000" / "run.json").stat().st_mtime_ns
+    again = start(*arguments, n_devices=8)
+    again.communicate(timeout=300)
+    assert again.returncode == 0
+    assert (out / "lars:mlperf_v07" / "seed_0000" / "run.json").stat().st_mtime_ns == before
