@@ -13,9 +13,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-import joining
 from absl import flags
 
+import joining
 from configs import command_line
 from configs import plan as plans
 
@@ -111,9 +111,9 @@ def check(options: Any, overrides: Sequence[str]) -> dict[str, Any]:
     Raises:
       ValueError: on all hosts, for the first thing that is missing on any.
     """
-    import hosts
     import jax
 
+    import hosts
     import workdir as files
 
     recipes = options.recipes.replace(",", " ").split()

@@ -74,13 +74,6 @@ def test_the_page_is_written_from_the_plans_there(tmp_path):
     assert "</svg>" in (tmp_path / "steps.svg").read_text()
 
 
-def test_the_committed_page_is_the_one_of_the_committed_plans(tmp_path):
-    folder = pathlib.Path(pod_plan.__file__).parent / "results" / "pod_plan"
-    found = [folder / f"{recipe}.json" for recipe in pod_main.RECIPES]
-    plans = [json.loads(file.read_text()) for file in found]
-    assert (folder / "README.md").read_text() == document.page(plans, 164.0)
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
