@@ -21,6 +21,7 @@ import optim
 import sweep
 from configs import command_line, plan
 from optim import shampoo
+from pod import topologies
 from reporting import claims, recipes
 
 ROOT = pathlib.Path(main.__file__).parent
@@ -184,6 +185,8 @@ def test_the_readme_leads_to_every_document():
 def test_every_recipe_and_factory_that_is_named_is_there(name):
     if name.partition(":")[0] in command_line.optimizers():
         plan.validate(command_line.load(name))
+    elif name.partition(":")[0] in topologies.GENERATIONS:
+        topologies.parse(name)
     elif name != "package.module:factory":
         optim.check(name)
 
