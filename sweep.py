@@ -7,7 +7,8 @@ kept, all others are run. A worker is a process on cores of its own; it takes ru
 of one recipe first, so that a recipe is compiled once per worker. A worker that dies is reported,
 its run is tried again up to --attempts times, and then counts as failed: it is never dropped.
 
-Exit status: 0 done, 1 runs failed, 2 user error, 75 stopped (the same command continues).
+Exit status: 0 done, 1 runs failed (or one diverged, where config.on_divergence ends the sweep),
+2 user error, 75 stopped (the same command continues).
 """
 
 import argparse
@@ -203,7 +204,7 @@ def main(argv: Sequence[str]) -> int:
             return PREEMPTED
         if options.trials and not process_id:
             trials.write(options.out / "trials.json", asked, options.trials)
-    return FAILED if queue.has_failures else DONE
+    return FAILED if queue.has_failures or queue.stopped else DONE
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """A pool of local workers: those of one recipe first, so that a recipe is compiled once each."""
 
+import contextlib
 import multiprocessing.connection
 import os
 from typing import Any
@@ -42,7 +43,8 @@ def run_all(queue: Queue, n_workers: int, stop_hopeless: bool = False) -> None:
             end_hopeless(queue, [worker for worker in pool if worker])
     for worker in pool:
         if worker is not None:
-            worker.connection.send(None)
+            with contextlib.suppress(OSError):
+                worker.connection.send(None)
             worker.process.join()
     print()
 
@@ -61,7 +63,8 @@ def give(queue: Queue, worker: Worker, taken: set[str]) -> None:
     run = next_run(queue, worker.last_recipe, taken)
     worker.run, worker.last_recipe = run, run.recipe
     queue.take(run)
-    worker.connection.send(run)
+    with contextlib.suppress(OSError):  # it is dead already; `collect` meets that next
+        worker.connection.send(run)
 
 
 def end_hopeless(queue: Queue, pool: list[Worker]) -> None:
@@ -79,7 +82,7 @@ def collect(queue: Queue, worker: Worker) -> bool:
     assert run is not None
     try:
         status = worker.connection.recv()
-    except EOFError:
+    except (EOFError, OSError):  # a reset, where it died before it had read everything
         worker.process.join()
         status = f"crashed: worker ended with {worker.process.exitcode}"
     if status in STOPPED:

@@ -21,17 +21,21 @@ class Queue:
     Attributes:
       waiting: runs to take, in order.
       complete: runs that were so before.
+      stopped: whether a run diverged whose config ends the sweep then.
       ended: how each run ended that needs nothing more: done, diverged, "crashed: ..." or
         "failed: ..." (a user error, which would be the same on a second attempt).
     """
 
     def __init__(self, runs: Sequence[Run], manifest: Manifest, attempts: int):
         self.waiting = deque(run for run in runs if not run.is_complete())
-        self.complete = [run for run in runs if run not in set(self.waiting)]
+        self.under_way: set[Run] = set()
+        to_do = set(self.waiting)
+        self.complete = [run for run in runs if run not in to_do]
         self.manifest, self.attempts = manifest, attempts
         self.total = len(self.waiting)
         self.tries = dict.fromkeys(self.waiting, 0)
         self.ended: dict[Run, str] = {}
+        self.stopped = False
         self.began = time.monotonic()
         self.manifest.note_waiting(self.waiting)
         if self.complete:
@@ -39,7 +43,7 @@ class Queue:
 
     @property
     def is_over(self) -> bool:
-        return len(self.ended) == self.total
+        return not self.waiting and not self.under_way
 
     @property
     def finished(self) -> list[Run]:
@@ -52,6 +56,7 @@ class Queue:
 
     def take(self, run: Run, status: str = "started") -> None:
         self.waiting.remove(run)
+        self.under_way.add(run)
         self.tries[run] += 1
         run.folder.parent.mkdir(parents=True, exist_ok=True)
         self.manifest.write(run, status, self.tries[run])
@@ -59,6 +64,9 @@ class Queue:
     def end(self, run: Run, status: str) -> None:
         """Takes down how an attempt ended; the run waits again if it may be tried again."""
         self.manifest.write(run, status, self.tries[run])
+        self.under_way.remove(run)
+        if self.stopped and (status in STOPPED or status.startswith("crashed")):
+            return  # a later call takes it up
         if status in STOPPED:
             self.tries[run] -= 1  # nobody's fault
             self.waiting.appendleft(run)
@@ -71,7 +79,19 @@ class Queue:
                 abandoned.write(run, status)
             if status != "done":
                 print(f"\n{run.name}: {status}; see {run.folder}.log", flush=True)
+            if status == "diverged" and run.config().on_divergence == "stop_sweep":
+                self.stop(run)
             self.show_progress(run)
+
+    def stop(self, diverged: Run) -> None:
+        """Lets what is under way end, and begins nothing more in this call."""
+        print(
+            f"\n{diverged.name} diverged, and on_divergence=stop_sweep: {len(self.waiting)} runs "
+            "are not begun; the same command goes on with them",
+            flush=True,
+        )
+        self.stopped = True
+        self.waiting.clear()
 
     def show_progress(self, last: Run) -> None:
         """One line, rewritten on a terminal, with the time that the rest will take so."""

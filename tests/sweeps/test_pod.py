@@ -1,6 +1,9 @@
 """A sweep on several hosts, with a stand-in for main.py: commands, exit statuses, who writes."""
 
 import json
+import os
+import socket
+import subprocess
 import sys
 
 import pytest
@@ -108,3 +111,52 @@ def test_mistakes(arguments, words, tmp_path, capsys):
     error = capsys.readouterr().err
     assert words in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_two_hosts_with_four_devices_each(tmp_path):
+    """The same command twice, the real main.py: both end well, and only host 0 wrote."""
+    data = tmp_path / "data"
+    prepare = [sys.executable, "-m", "input_pipeline", "--name=digits", f"--data_dir={data}"]
+    subprocess.run(prepare, cwd=attempt.ROOT, check=True, timeout=300)
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    arguments = [
+        "--recipes=lars:smoke",
+        "--seeds=0:2",
+        f"--out={tmp_path / 'out'}",
+        f"--config.dataset.data_dir={data}",
+        "--config.model.stage_sizes=(1,)",
+        "--config.model.width=2",
+        "--config.total_steps=4",
+        f"--coordinator_address=localhost:{port}",
+        "--num_processes=2",
+    ]
+    flags = "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=1"
+    hosts = [
+        subprocess.Popen(
+            [sys.executable, "sweep.py", *arguments, f"--process_id={i}"],
+            cwd=attempt.ROOT,
+            env=os.environ | {"XLA_FLAGS": flags, "NPROC": "16", "JAX_PLATFORMS": "cpu"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for i in range(2)
+    ]
+    try:
+        printed = [host.communicate(timeout=900)[0] for host in hosts]
+    finally:
+        for host in hosts:
+            host.kill()
+    assert [host.returncode for host in hosts] == [0, 0], printed
+    for seed in range(2):
+        record = json.loads((tmp_path / f"out/lars:smoke/seed_000{seed}/run.json").read_text())
+        assert (record["status"], record["device"]["hosts"], record["device"]["count"]) == (
+            "done", 2, 8,
+        )  # fmt: skip
+    lines = [json.loads(x) for x in (tmp_path / "out/manifest.jsonl").read_text().splitlines()]
+    assert [(x["seed"], x["status"]) for x in lines if x["status"] != "waiting"] == [
+        (0, "started"), (0, "done"), (1, "started"), (1, "done"),
+    ]  # fmt: skip

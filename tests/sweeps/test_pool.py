@@ -62,6 +62,17 @@ def test_every_run_ends_and_none_is_dropped(swept):
     assert last["lars:smoke", 2]["attempt"] == 2
 
 
+def test_a_divergence_ends_the_sweep_where_the_config_says_so(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(worker, "work", stand_in)
+    overrides = ["--config.on_divergence=stop_sweep"]
+    asked = runs.plan_runs("lars:smoke", [3, 4, 5], tmp_path, overrides)
+    queue = Queue(asked, Manifest(tmp_path / "manifest.jsonl"), attempts=2)
+    pool.run_all(queue, 1)
+    assert queue.ended == {asked[0]: "diverged"}
+    assert queue.stopped
+    assert "2 runs are not begun" in capsys.readouterr().out
+
+
 def test_a_run_given_up_is_marked_aborted_and_counted_so(swept, tmp_path):
     import report  # here, because every worker imports this module
 
