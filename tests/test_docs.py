@@ -18,6 +18,7 @@ from absl import flags
 
 import main
 import optim
+import reproduce
 import sweep
 from configs import command_line, plan
 from optim import shampoo
@@ -33,7 +34,7 @@ STARTS = ("make", "python", "bash")
 # Programs of others, and scripts that a command before has written.
 UNCHECKED = ("gcloud", "kubectl", "sbatch", "bash go", "git")
 SECTIONS = ("dataset", "model", "optimizer", "schedule")
-MADE_BY_THE_READER = ("configs/mine.py", "checkpoints/")
+MADE_BY_THE_READER = ("configs/mine.py", "checkpoints/", "results/pod_plan/")
 
 
 FENCED = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
@@ -128,15 +129,21 @@ def check_python(arguments, config):
         program, rest = arguments[:1], arguments[1:]
     assert source(program).exists(), program
     rest = rest[: rest.index(">")] if ">" in rest else rest
+    if "--" in rest:  # what follows is for reproduce.py, which a launch script starts
+        check_python(["reproduce.py", *rest[rest.index("--") + 1 :]], config)
+        rest = rest[: rest.index("--")]
+        program = [*program, rest.pop(0)]
     given = {a.partition("=")[0].removeprefix("--") for a in rest if a.startswith("--")}
     plain = {name for name in given if not name.startswith("config.")}
-    if not plain <= declared_flags(tuple(program)):
+    if len(program) > 2 or not plain <= declared_flags(tuple(program)):  # of a subcommand
         assert plain <= known_flags(tuple(program)), plain
     if "config" in plain:
         check_config(rest)
     if program == ["sweep.py"] and "status" not in given:
         here = [a for a in rest if not a.startswith("--tuned=")]  # an earlier command's file
         assert sweep.main([*here, "--dry_run"]) == sweep.DONE
+    if program == ["reproduce.py"]:
+        assert reproduce.main([*rest, "--dry_run"]) == reproduce.DONE
     return None
 
 
