@@ -353,6 +353,45 @@ def test_evaluation_counts_unmasked_examples_of_all_devices():
     assert {sums["n_seen"].dtype, sums["n_correct"].dtype} == {np.dtype("int32")}
 
 
+class BlackIsNan(nn.Module):
+    """Logits of an example: nan where it is black, else 0."""
+
+    @nn.compact
+    def __call__(self, x, train):
+        black = (x == x[:1, :1, :1]).all((1, 2, 3))
+        return jnp.where(black, jnp.nan, 0.0)[:, None] * jnp.ones(CLASSES)
+
+
+def test_what_the_network_makes_of_padding_does_not_count(monkeypatch):
+    devices = on_devices(monkeypatch, 1)
+    batch = make_batch(0)
+    batch["image"][0, ::3] = 0
+    batch["mask"] = (np.arange(BATCH) % 3 > 0)[None]
+    eval_step = steps.evaluate_over_devices(
+        steps.make_eval_step(BlackIsNan(), **PIXELS), devices=devices
+    )
+    sums = eval_step(steps.TrainState(np.int32(0), {}, {}, {}, {}), batch)
+    assert float(sums["loss_sum"]) == pytest.approx(batch["mask"].sum() * np.log(CLASSES))
+
+
+def test_a_seed_decides_the_parameters():
+    one, same, other = (
+        steps.init_state(make_model(), optax.sgd(0.1), (SIDE, SIDE, 1), seed).params
+        for seed in (1, 1, 2)
+    )
+    jax.tree.map(np.testing.assert_array_equal, one, same)
+    assert (one["Dense_0"]["kernel"] != other["Dense_0"]["kernel"]).all()
+
+
+def test_a_step_takes_over_the_memory_of_the_state_before(monkeypatch):
+    devices = on_devices(monkeypatch, 1)
+    tx = optax.sgd(0.1)
+    before = steps.place(init(tx))
+    after, _ = steps.over_devices(make_step(tx), devices=devices)(before, make_batch(0))
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(before.params))
+    assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(after.params))
+
+
 def test_two_processes_of_four_devices_equal_one_of_eight(monkeypatch, tmp_path):
     worker = pathlib.Path(__file__).parent / "two_process_worker.py"
     port = free_port()
