@@ -11,7 +11,7 @@ from optim.inverse_root import inverse_pth_root
 
 HIGHEST = lax.Precision.HIGHEST
 LARGEST_TRACE = 1e38
-PADDING, SMALL = 0.05, 128**3  # of the work on roots; n d^3 that is not worth a compilation
+PADDING, SMALL = 0.06, 160**3  # of the work on roots; n d^3 that is not worth a compilation
 PerAxis = dict[str, Array]  # "0": [k, d_0, d_0], "1": [k, d_1, d_1], ...
 
 

@@ -86,14 +86,17 @@ def test_a_replicated_canonical_state_gives_the_update_of_one_device():
         updates, state = TX.update(g, state, params)
         return state, optax.apply_updates(params, updates)
 
+    def some(tree):  # tensors do not see each other; fewer compile faster
+        return {k: tree[k] for k in ("kernel", "scale")}
+
     pmapped = jax.pmap(step, axis_name="batch", in_axes=(None, None, None, 0), out_axes=0)
-    params, state = tree(0), TX.init(tree(0))
+    params, state = some(tree(0)), TX.init(some(tree(0)))
     for g in GRADS:
-        states, every = pmapped(state, params, g, np.zeros(8))
+        states, every = pmapped(state, params, some(g), np.zeros(8))
         params, state = jax.tree.map(lambda x: x[0], (every, states))
         jax.tree.map(lambda x: np.testing.assert_array_equal(x[1:], x[:-1]), (every, states))
-    assert_close(params, alone()[0])
-    assert_close(state.rows, alone()[1].rows, 2e-4)
+    assert_close(params, some(alone()[0]))
+    assert_close(state.rows["8x8"], alone()[1].rows["8x8"], 2e-4)
 
 
 def test_a_run_moves_by_checkpoint_from_eight_devices_to_one_to_four(tmp_path):

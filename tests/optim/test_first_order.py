@@ -46,12 +46,13 @@ def test_lars_equals_its_transcription_in_both_forms(form):
     np.testing.assert_allclose(got["bias"], bias, rtol=1e-6, atol=1e-6)
 
 
-def test_lars_divides_by_the_sum_of_norms():
+@pytest.mark.parametrize("epsilon", [0.0, 0.5])
+def test_lars_divides_by_the_sum_of_norms(epsilon):
     w = {"kernel": np.float32([[3.0, 4.0]])}
     g = {"kernel": np.float32([[-0.3, 0.4]])}
-    tx = lars.lars(1.0, momentum=0.0, weight_decay=0.1, trust_coefficient=0.001)
+    tx = lars.lars(1.0, momentum=0.0, weight_decay=0.1, trust_coefficient=0.001, epsilon=epsilon)
     update, _ = tx.update(g, tx.init(w), w)
-    trust = 0.001 * 5 / (0.5 + 0.1 * 5)  # optax.lars would have 0.001 * 5 / |g + 0.1 w|
+    trust = 0.001 * 5 / (0.5 + 0.1 * 5 + epsilon)  # optax.lars would have 0.001 * 5 / |g + 0.1 w|
     np.testing.assert_allclose(update["kernel"], [[-trust * 0.0, -trust * 0.8]], atol=1e-9)
 
 

@@ -1,0 +1,38 @@
+"""Which leaves are weights; and norms at the ends of float32."""
+
+import numpy as np
+import pytest
+
+from optim import distribute, masks
+from optim.norms import norm
+
+
+def test_biases_and_scales_are_told_by_their_own_name():
+    params = {
+        "scale_of_bias": {"kernel": 0, "bias": 0},
+        "bn": {"scale": 0, "bias": 0},
+        "embedding": 0,
+    }
+    assert masks.decay_mask(params) == {
+        "scale_of_bias": {"kernel": True, "bias": False},
+        "bn": {"scale": False, "bias": False},
+        "embedding": True,
+    }
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-30, 1e30])
+def test_a_norm_is_exact_where_its_squares_are_not_representable(scale):
+    x = np.float32(np.array([[3.0, 0.0], [4.0, 0.0]]) * scale)
+    assert norm(x) == pytest.approx(5 * scale, rel=1e-6)
+    np.testing.assert_allclose(norm(x, axis=(0,)), [5 * scale, 0], rtol=1e-6)
+
+
+def test_the_norm_of_nothing_is_zero_and_of_a_nan_is_one():
+    assert norm(np.zeros((0, 3), np.float32)) == 0
+    assert np.isnan(norm(np.float32([1, np.nan])))
+    assert not np.isfinite(norm(np.float32([1, np.inf])))
+
+
+@pytest.mark.parametrize(("n", "k"), [(1, 1), (8, 1), (9, 2), (16, 2), (1385, 174)])
+def test_devices_own_no_more_rows_than_needed(n, k):
+    assert distribute.rows_per_device(n, 8) == k
