@@ -141,9 +141,10 @@ def test_entries_that_are_not_finite_fail_alone(bad, where):
     assert worst_direction(good, np.asarray(found)[2], 4, 1.5e-5) < 1e-4
 
 
-def test_a_matrix_that_is_not_positive_fails():
+@pytest.mark.parametrize("smallest", [-0.5, -1e-2, -1e-4])
+def test_a_matrix_that_is_not_positive_fails(smallest):
     values = np.ones(32)
-    values[7] = -0.5
+    values[7] = smallest
     assert not roots(with_spectrum(values)[None], 4, 1.5e-5, True)[1][0]
 
 
