@@ -11,7 +11,7 @@ INSTALLED := $(VENV)/.installed
 PROXIES := lars:digits nesterov:digits shampoo:digits sm3:digits
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow lint lock data report bench reproduce plan test-tpu mlperf-check
+.PHONY: help setup demo test test-slow lint lock data report bench chaos reproduce plan test-tpu mlperf-check
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,6 +54,12 @@ report: DIR ?= results/demo
 bench: $(INSTALLED)  ## side-by-side speed checks, as ratios
 	nice $(RUN) -m benchmarks.optimizers
 	nice $(RUN) -m benchmarks.input_pipeline
+	nice $(RUN) -m benchmarks.checkpoints
+
+chaos: $(INSTALLED)  ## kills processes of sweeps at random: KILLS=30, SEED=0
+	$(RUN) tests/chaos.py --kills=$(KILLS) --seed=$(SEED)
+chaos: KILLS ?= 30
+chaos: SEED ?= 0
 
 reproduce: $(INSTALLED)  ## the published comparison, on every host of a pod: DATA_DIR=... [OUT= SEEDS= RECIPES= ARGS=]
 	$(RUN) reproduce.py --data_dir=$(DATA_DIR) --out=$(OUT) --seeds=0:$(SEEDS) --recipes="$(RECIPES)" $(ARGS)

@@ -21,13 +21,17 @@ NETWORK = (  # the least that trains
 )
 
 
+def free_port():
+    with socket.socket() as s:
+        s.bind(("localhost", 0))
+        return s.getsockname()[1]
+
+
 class Hosts:
     """The processes of one run, their standard output and error in FOLDER/host_I.log."""
 
     def __init__(self, n_hosts, n_devices, folder, workdir, *arguments, each=lambda host: ()):
-        with socket.socket() as s:
-            s.bind(("localhost", 0))
-            port = s.getsockname()[1]
+        port = free_port()
         environment = os.environ | {
             "JAX_PLATFORMS": "cpu",
             "NPROC": "16",

@@ -1,0 +1,242 @@
+"""Kills processes of two sweeps at random, and checks that no byte of any curve changes.
+
+    make chaos [KILLS=30] [SEED=0]      (python tests/chaos.py --recipes="lars:smoke" for fewer)
+
+One sweep has a pool of workers, the other goes over two hosts. Each is first run undisturbed, then
+again while its processes are killed or its disk is full, until the kills are used up; it is started
+again whenever it ends early, and in a new folder when it is done. Exit status 1 for any difference,
+any lost run, or if the time does not suffice.
+"""
+
+import argparse
+import collections
+import contextlib
+import dataclasses
+import itertools
+import os
+import pathlib
+import random
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+from processes import NETWORK, ROOT, free_port
+
+RECIPES = "lars:smoke nesterov:smoke shampoo:smoke sm3:smoke"
+OVERRIDES = (
+    *NETWORK,
+    "--config.total_steps=20",
+    "--config.eval_every_steps=4",
+    "--config.checkpoint_every_steps=3",
+)
+PROGRESS_LINES = 40  # about a run's: a kill comes after at most so many more
+DISK_FULL_SECONDS = 3.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """A sort of sweep: how many processes it is started as, and which of them may be hit."""
+
+    name: str
+    n_hosts: int
+    seeds: str
+    kills: tuple[str, ...]
+
+
+POOL = Kind(
+    "pool", 1, "0:2", ("worker SIGKILL", "worker SIGTERM", "worker disk full", "sweep SIGKILL")
+)
+HOSTS = Kind("hosts", 2, "0:1", ("one host SIGKILL", "one host SIGTERM", "one host disk full"))
+
+
+class Sweep:
+    """The processes of one sweep, started again as often as they end before all is done."""
+
+    def __init__(self, kind: Kind, out: pathlib.Path, recipes: str):
+        self.kind, self.out, self.recipes = kind, out, recipes
+        self.data = f"--config.dataset.data_dir={out.parent / 'data'}"
+        self.environment = os.environ | {
+            "JAX_PLATFORMS": "cpu",
+            "NPROC": "16",
+            "XLA_FLAGS": f"--xla_force_host_platform_device_count={kind.n_hosts} "
+            "--xla_backend_optimization_level=1",
+            "JAX_COMPILATION_CACHE_DIR": str(out.parent / "cache"),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        }
+        self.processes: list[subprocess.Popen] = []
+
+    def start(self) -> None:
+        port = free_port()
+        arguments = [f"--recipes={self.recipes}", f"--seeds={self.kind.seeds}", f"--out={self.out}"]
+        command = [sys.executable, "sweep.py", *arguments, "--attempts=1000", *OVERRIDES, self.data]
+        for i in range(self.kind.n_hosts):
+            joining = [
+                f"--coordinator_address=localhost:{port}",
+                f"--num_processes={self.kind.n_hosts}",
+                f"--process_id={i}",
+            ]
+            log = (self.out.parent / f"{self.out.name}_{i}.log").open("a")
+            with log:
+                self.processes.append(
+                    subprocess.Popen(
+                        command + (joining if self.kind.n_hosts > 1 else []),
+                        cwd=ROOT,
+                        env=self.environment,
+                        stdout=log,
+                        stderr=log,
+                    )
+                )
+
+    def is_done(self) -> bool:
+        """Starts again what has ended early; whether all has ended well."""
+        statuses = [p.poll() for p in self.processes]
+        if None in statuses:
+            return False
+        self.processes = []
+        if statuses == [0] * self.kind.n_hosts:
+            return True
+        self.start()
+        return False
+
+    def n_lines(self) -> int:
+        """Of the logs of its runs so far: how far it has come."""
+        return sum(len(log.read_bytes().splitlines()) for log in self.out.glob("*/*.log"))
+
+    def victims(self) -> list[int]:
+        """The processes that train."""
+        found = []
+        for pid in itertools.chain.from_iterable(descendants(p.pid) for p in self.processes):
+            words = command_line(pid)
+            if "--multiprocessing-fork" in words or str(ROOT / "main.py") in words:
+                found.append(pid)
+        return found
+
+    def hit(self, kill: str, rng: random.Random) -> bool:
+        """Whether there was something to hit."""
+        if kill == "sweep SIGKILL":
+            self.processes[0].kill()
+            self.processes[0].wait()
+            return True
+        victims = self.victims()
+        if not victims:
+            return False
+        victim = rng.choice(victims)
+        try:
+            if kill.endswith("disk full"):
+                fill_disk_of(victim)
+            else:
+                os.kill(victim, getattr(signal, kill.split()[-1]))
+        except ProcessLookupError:
+            return False
+        return True
+
+    def end(self) -> None:
+        """Leaves nothing behind."""
+        for pid in (*self.victims(), *(p.pid for p in self.processes)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def descendants(pid: int) -> list[int]:
+    try:
+        children = pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except FileNotFoundError:
+        return []
+    return [p for child in children for p in (int(child), *descendants(int(child)))]
+
+
+def command_line(pid: int) -> list[str]:
+    try:
+        return pathlib.Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def fill_disk_of(pid: int) -> None:
+    """For some seconds no file of this process can grow: what a full disk or a quota does."""
+    before = resource.prlimit(pid, resource.RLIMIT_FSIZE, (40, resource.RLIM_INFINITY))
+    time.sleep(DISK_FULL_SECONDS)
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, before)
+
+
+def curves(out: pathlib.Path) -> dict[str, bytes]:
+    return {str(p.parent.relative_to(out)): p.read_bytes() for p in out.glob("*/*/curve.csv")}
+
+
+def disturb(
+    sweep: Sweep, n_kills: int, rng: random.Random, until: float, done: collections.Counter
+) -> int:
+    """Runs the sweep to its end under at most `n_kills`; returns how many of them it took."""
+    used = 0
+    order = rng.sample(sweep.kind.kills, len(sweep.kind.kills))
+    sweep.start()
+    try:
+        next_at = sweep.n_lines() + rng.randrange(PROGRESS_LINES)
+        while not sweep.is_done():
+            if time.monotonic() > until:
+                raise TimeoutError(f"{sweep.out.name}: not done in time, after {used} kills")
+            if used < n_kills and sweep.n_lines() >= next_at:
+                kill = order[used % len(order)]
+                if sweep.hit(kill, rng):
+                    used += 1
+                    done[kill] += 1
+                    print(f"{sweep.out.name}: {kill} ({used})", flush=True)
+                    next_at = sweep.n_lines() + rng.randrange(PROGRESS_LINES)
+            time.sleep(0.05)
+    finally:
+        sweep.end()
+    return used
+
+
+def check(kind: Kind, got: dict[str, bytes], want: dict[str, bytes]) -> list[str]:
+    """What differs from the undisturbed sweep."""
+    lost = [f"{kind.name}: {run} lost" for run in sorted(want.keys() - got.keys())]
+    return lost + [
+        f"{kind.name}: {run}/curve.csv differs" for run in sorted(want) if got.get(run) != want[run]
+    ]
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(description="Kills processes of sweeps at random.")
+    parser.add_argument("--recipes", default=RECIPES)
+    parser.add_argument("--kills", type=int, default=30)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--minutes", type=float, default=120.0, help="then it has failed")
+    options = parser.parse_args(argv)
+    rng = random.Random(options.seed)
+    until = time.monotonic() + 60 * options.minutes
+    done: collections.Counter[str] = collections.Counter()
+    wrong: list[str] = []
+    n_runs = 0
+    shares = {POOL: options.kills - options.kills // 2, HOSTS: options.kills // 2}
+    with tempfile.TemporaryDirectory() as folder:
+        for kind, n_kills in shares.items():
+            undisturbed = Sweep(kind, pathlib.Path(folder, f"{kind.name}_0"), options.recipes)
+            disturb(undisturbed, 0, rng, until, done)
+            want = curves(undisturbed.out)
+            print(f"{kind.name}: {len(want)} runs undisturbed", flush=True)
+            for i in itertools.count(1):
+                if n_kills <= 0:
+                    break
+                sweep = Sweep(kind, pathlib.Path(folder, f"{kind.name}_{i}"), options.recipes)
+                try:
+                    n_kills -= disturb(sweep, n_kills, rng, until, done)
+                except TimeoutError as e:
+                    wrong.append(str(e))
+                    n_kills = 0
+                n_runs += len(want)
+                wrong += check(kind, curves(sweep.out), want)
+    for kill, n in sorted(done.items()):
+        print(f"{kill:<20} {n:>3}")
+    print(f"{'kills':<20} {sum(done.values()):>3}, over {n_runs} runs")
+    for line in wrong:
+        print(line)
+    print("FAILED" if wrong else "every curve.csv is that of the undisturbed sweep, byte for byte")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
