@@ -12,6 +12,7 @@ import math
 import pathlib
 import tempfile
 import time
+from functools import partial
 from typing import Any
 
 import jax
@@ -59,27 +60,28 @@ def measure_share(folder: pathlib.Path, minutes: float) -> None:
     show(f"CPU of a checkpoint every 30 s, over {length}", 100 * extra, "%", 100 * LIMIT_SHARE)
 
 
-def resnet50_with_shampoo() -> tuple[steps.TrainState, steps.TrainState]:
-    """The state before the first step, and one of the same shapes full of noise, as after many.
+def resnet50_with_shampoo() -> steps.TrainState:
+    """A canonical state full of noise, as after many steps.
 
     Initial statistics are multiples of the identity, which compress to nothing.
     """
     config = command_line.load("shampoo:readme")
     spec = input_pipeline.describe("imagenet2012", None)
     program = train.build(config, spec)
-    initial = steps.init_state(program.model, program.tx, spec.image_shape, seed=0)
+    initial = partial(steps.initial_state, program.model, program.tx, spec.image_shape)
     rng = np.random.default_rng(0)
 
-    def noise(x: jax.Array) -> Any:
+    def noise(x: jax.ShapeDtypeStruct) -> Any:
         floats = np.issubdtype(x.dtype, np.floating)
-        return rng.standard_normal(x.shape, np.float32) if floats else np.asarray(x)
+        return rng.standard_normal(x.shape, np.float32) if floats else np.zeros(x.shape, x.dtype)
 
-    return initial, steps.place(jax.tree.map(noise, initial))
+    return jax.tree.map(noise, jax.eval_shape(initial, jax.random.key(0)))
 
 
 def measure_resnet50(folder: pathlib.Path) -> None:
     """Prints the seconds of a save and of a restore."""
-    initial, state = resnet50_with_shampoo()
+    canonical = resnet50_with_shampoo()
+    state = steps.place(canonical)
     n_bytes = sum(x.nbytes for x in jax.tree.leaves(state))
     checkpoints = checkpoint.Checkpoints(epath.Path(folder), keep=2)
     checkpoints.save(0, state, {})  # compiles what gathers the rows
@@ -92,7 +94,7 @@ def measure_resnet50(folder: pathlib.Path) -> None:
     total = time.monotonic() - began
     checkpoints = checkpoint.Checkpoints(epath.Path(folder), keep=2)
     began = time.monotonic()
-    checkpoints.restore_latest(initial)
+    checkpoints.restore_latest(canonical)
     seconds = time.monotonic() - began
     checkpoints.close()
     print(f"ResNet-50 with Shampoo: {n_bytes / 1e6:,.0f} MB, saved in {total:.1f} s in all")

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import resource
+import signal
 import time
 import types
 
@@ -192,3 +193,22 @@ def test_unused_checkpoints_leave_no_folder(reference):
 def test_a_runs_keeping_may_change_when_it_is_taken_up_again(data, reference, capsys):
     assert run(data, reference, "--config.checkpoint_every_steps=2") == 0
     assert "complete already" in capsys.readouterr().out
+
+
+def test_another_number_of_hosts_is_refused_in_mid_run_unless_asked_for(
+    data, reference, tmp_path, capsys, before_batch, monkeypatch
+):
+    """In the place of two hosts: a record that says it is from two."""
+    as_record = train.Journal.as_record
+    with monkeypatch.context() as patch:
+        before_batch(3, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        patch.setattr(
+            train.Journal, "as_record", lambda self, step: as_record(self, step) | {"n_hosts": 2}
+        )
+        assert run(data, tmp_path) == 75
+    before_batch(0, None)
+    assert run(data, tmp_path) == 2
+    error = capsys.readouterr().err
+    assert "hosts=1: the checkpoint of step 3 is from 2, whose batches were others" in error
+    assert run(data, tmp_path, "--config.allow_host_count_change=True") == 0
+    assert (tmp_path / "curve.csv").read_bytes() == (reference / "curve.csv").read_bytes()

@@ -328,24 +328,3 @@ def test_checkpoint_of_another_dtype_is_refused(undisturbed):
     with pytest.raises(TypeError, match=r"batch_stats.* is float32, not bfloat16"):
         checkpoints.restore_latest(other)
     checkpoints.close()
-
-
-def test_another_number_of_hosts_is_refused_in_mid_run_unless_asked_for(
-    undisturbed, tmp_path, monkeypatch
-):
-    """In the place of two hosts: a record that says it is from two."""
-    load, reference = undisturbed
-    with monkeypatch.context() as patch:
-        signal_at(patch, "train_batches", 3)
-        patch.setattr(train.Journal, "as_record", from_two_hosts(train.Journal.as_record))
-        with pytest.raises(Preempted):
-            train.train_and_evaluate(load(), str(tmp_path))
-    with pytest.raises(ValueError, match=r"hosts=1: the checkpoint of step 3 is from 2, whose"):
-        train.train_and_evaluate(load(), str(tmp_path))
-    asked = load("--config.allow_host_count_change=True")
-    assert train.train_and_evaluate(asked, str(tmp_path)).status == "done"
-    assert (tmp_path / "curve.csv").read_bytes() == (reference / "curve.csv").read_bytes()
-
-
-def from_two_hosts(as_record):
-    return lambda journal, step: as_record(journal, step) | {"n_hosts": 2}
