@@ -171,7 +171,6 @@ def disturb(
 ) -> int:
     """Runs the sweep to its end under at most `n_kills`; returns how many of them it took."""
     used = 0
-    order = rng.sample(sweep.kind.kills, len(sweep.kind.kills))
     sweep.start()
     try:
         next_at = sweep.n_lines() + rng.randrange(PROGRESS_LINES)
@@ -179,7 +178,7 @@ def disturb(
             if time.monotonic() > until:
                 raise TimeoutError(f"{sweep.out.name}: not done in time, after {used} kills")
             if used < n_kills and sweep.n_lines() >= next_at:
-                kill = order[used % len(order)]
+                kill = min(sweep.kind.kills, key=lambda name: done[name])
                 if sweep.hit(kill, rng):
                     used += 1
                     done[kill] += 1
