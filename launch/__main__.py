@@ -5,7 +5,7 @@
     python -m launch jobset --topology=v4:4x4x8 --image=IMAGE -- ARGUMENTS > go
 
 Read it, then run it: `bash go`, `sbatch go`, `kubectl apply -f go`. Every host must see the same
---out (a bucket or a shared file system).
+--out: a directory that all of them mount.
 """
 
 import argparse
