@@ -101,12 +101,12 @@ def test_a_replicated_canonical_state_gives_the_update_of_one_device():
 
 def test_a_run_moves_by_checkpoint_from_eight_devices_to_one_to_four(tmp_path):
     def through_a_checkpoint(step, params, state):
-        checkpoints = checkpoint.open_checkpoints(tmp_path / str(step), keep=1)
+        checkpoints = checkpoint.Checkpoints(tmp_path / str(step), keep=1)
         placed = TrainState(jnp.int32(step), params, {}, *distribute.split(state, 8))
-        checkpoint.save(checkpoints, step, placed, {})
-        checkpoints.wait_until_finished()
+        checkpoints.save(step, placed, {})
+        checkpoints.close()
         template = TrainState(jnp.int32(0), tree(0), {}, TX.init(tree(0)), {})
-        restored, _ = checkpoint.restore_latest(checkpoints, template)
+        restored, _ = checkpoint.Checkpoints(tmp_path / str(step), 1).restore_latest(template)
         jax.tree.map(np.testing.assert_array_equal, restored.opt_state, state)
         return restored.params, restored.opt_state
 
