@@ -69,9 +69,10 @@ def build(
     spec: input_pipeline.DatasetSpec,
     devices: tuple[jax.Device, ...] | None = None,
 ) -> Program:
-    """Builds model, optimizer and steps; runs that differ in nothing else share them.
+    """Builds model, optimizer and steps; runs that compute the same share what is compiled.
 
-    So a worker of a sweep compiles once for all the seeds of a recipe.
+    So a worker of a sweep compiles once for all the seeds of a recipe, and for all the trials of an
+    optimizer that differ in numbers which the step reads from its state (`optim.structure`).
 
     Args:
       devices: of the steps; None: all that there are. Others are for compiling ahead of time.
@@ -81,10 +82,15 @@ def build(
         "gradient_accumulation_steps",
     )
     shared = {field: files.config_as_json(config)[field] for field in fields}
-    return _build(json.dumps(shared, sort_keys=True), spec, devices)
+    tx, schedule = optim.from_recipe(shared["optimizer"], shared["schedule"], config.total_steps)
+    shared["optimizer"], shared["schedule"] = optim.structure(
+        shared["optimizer"], shared["schedule"]
+    )
+    program = _build(json.dumps(shared, sort_keys=True), spec, devices)
+    return dataclasses.replace(program, tx=tx, schedule=schedule)
 
 
-@functools.lru_cache(maxsize=1)
+@functools.lru_cache(maxsize=8)
 def _build(
     config_json: str, spec: input_pipeline.DatasetSpec, devices: tuple[jax.Device, ...] | None
 ) -> Program:

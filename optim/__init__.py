@@ -18,10 +18,18 @@ import jax
 import optax
 from jax import Array
 
-from optim import lars, masks, nesterov, schedules, shampoo, sm3
+from optim import lars, masks, nesterov, schedules, shampoo, sm3, traced
 from optim.shampoo import distributed_shampoo
 
-__all__ = ["BUILDERS", "check", "distributed_shampoo", "from_recipe", "make_optimizer", "metrics"]
+__all__ = [
+    "BUILDERS",
+    "check",
+    "distributed_shampoo",
+    "from_recipe",
+    "make_optimizer",
+    "metrics",
+    "structure",
+]
 
 BUILDERS: dict[str, Callable[..., optax.GradientTransformation]] = {
     "lars": lars.lars,
@@ -63,6 +71,8 @@ def make_optimizer(
 ) -> tuple[optax.GradientTransformation, schedules.Schedule]:
     """Returns (transformation, the very schedule it uses, for the log).
 
+    Its state is a `traced.TracedState`: one compiled step serves all values of most numbers.
+
     Args:
       name: a key of `BUILDERS`, or `package.module:factory`; the factory is called as
         `factory(learning_rate=schedule, **hyperparameters)`.
@@ -73,13 +83,24 @@ def make_optimizer(
       ValueError: unknown name, or a hyperparameter that the optimizer does not take.
     """
     check(name)
-    learning_rate = schedules.polynomial(**{"total_steps": total_steps, **schedule})
     builder = _factory(name) if ":" in name else BUILDERS[name]
+
+    def rate(numbers: traced.Numbers) -> schedules.Schedule:
+        peak = {k: v for k, v in numbers.items() if k == traced.PEAK}
+        return schedules.polynomial(**{"total_steps": total_steps, **schedule, **peak})
+
+    def build(numbers: traced.Numbers) -> optax.GradientTransformation:
+        own = {k: v for k, v in numbers.items() if k != traced.PEAK}
+        return builder(learning_rate=rate(numbers), **{**hyperparameters, **own})
+
+    learning_rate = rate({})
     try:
         inspect.signature(builder).bind(learning_rate=learning_rate, **hyperparameters)
     except TypeError as error:
         raise ValueError(f"optimizer: {name} does not take these fields: {error}") from error
-    return builder(learning_rate=learning_rate, **hyperparameters), learning_rate
+    build({})  # checks the values, which it cannot once they are traced
+    numbers = traced.numbers_of(name, hyperparameters, schedule)
+    return traced.transformation(build, numbers), learning_rate
 
 
 def from_recipe(
@@ -89,6 +110,19 @@ def from_recipe(
     hyperparameters = dict(optimizer)
     name = hyperparameters.pop("name")
     return make_optimizer(name, hyperparameters, schedule, total_steps)
+
+
+def structure(
+    optimizer: Mapping[str, Any], schedule: Mapping[str, float]
+) -> tuple[dict[str, Any], dict[str, float]]:
+    """A recipe's two sections with `traced.ANY` for every number that the step reads.
+
+    Equal structures are one compiled step: `from_recipe` of any of them has its `update`.
+    """
+    numbers = dict.fromkeys(traced.numbers_of(optimizer["name"], optimizer, schedule), traced.ANY)
+    peak = {k: v for k, v in numbers.items() if k == traced.PEAK}
+    own = {k: v for k, v in numbers.items() if k != traced.PEAK}
+    return {**optimizer, **own}, {**schedule, **peak}
 
 
 def metrics(opt_state: Any) -> dict[str, Array]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import jax.numpy as jnp
 from jax import Array, lax
 
+from optim import traced
 from optim.inverse_root import inverse_pth_root
 
 HIGHEST = lax.Precision.HIGHEST
@@ -25,14 +26,15 @@ def statistics(g: Array, usable: Array, old: PerAxis, beta2: float) -> tuple[Per
       g: `[k, d_0, ..., d_r]`, float32; G_i is its unfolding along axis i of the block.
       usable: bool `[k]`: the squares of g can be summed in float32.
     """
-    weight = 1.0 if beta2 == 1 else 1 - beta2
+    sums = traced.equals(beta2, 1)
+    weight = 1.0 if sums else 1 - beta2
     new, kept = {}, jnp.zeros(g.shape[0])
     for axis in range(1, g.ndim):
         others = [j for j in range(1, g.ndim) if j != axis]
         square = lax.dot_general(g, g, ((others, others), ((0,), (0,))), precision=HIGHEST)
         before = old[str(axis - 1)]
         grows = usable
-        if beta2 == 1:  # the sum of finite squares may still overflow; no entry exceeds the trace
+        if sums:  # the sum of finite squares may still overflow; no entry exceeds the trace
             grows &= jnp.trace(before, axis1=1, axis2=2) < LARGEST_TRACE
         new[str(axis - 1)] = jnp.where(
             grows[:, None, None], beta2 * before + weight * square, before

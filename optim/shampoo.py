@@ -29,7 +29,7 @@ import numpy as np
 import optax
 from jax import Array, lax
 
-from optim import distribute, grafting, masks, preconditioner, schedules
+from optim import distribute, grafting, masks, preconditioner, schedules, traced
 from optim.distribute import Owned
 from optim.grafting import LayerwiseGrafting
 from optim.lars import trust_ratio_of_norms
@@ -181,18 +181,19 @@ def distributed_shampoo(
 
 
 def _validate(options: Options, exponent: float, block_size: int) -> None:
-    def require(field: str, value: Any, holds: bool, rule: str) -> None:
-        if not holds:
+    def require(field: str, value: Any, holds: Callable[[Any], bool], rule: str) -> None:
+        if traced.is_known(value) and not holds(value):
             raise ValueError(f"optimizer.{field}={value}: {rule}")
 
-    require("exponent_override", exponent, exponent == int(exponent) >= 0, "a whole number >= 0")
-    require("block_size", block_size, block_size >= 1, "at least 1")
-    require("beta1", options.beta1, 0 <= options.beta1 < 1, "in [0, 1)")
-    require("beta2", options.beta2, 0 <= options.beta2 <= 1, "in [0, 1]; 1 sums the statistics")
-    require("matrix_epsilon", options.matrix_epsilon, options.matrix_epsilon >= 0, ">= 0")
+    require("exponent_override", exponent, lambda x: x == int(x) >= 0, "a whole number >= 0")
+    require("block_size", block_size, lambda x: x >= 1, "at least 1")
+    require("beta1", options.beta1, lambda x: 0 <= x < 1, "in [0, 1)")
+    require("beta2", options.beta2, lambda x: 0 <= x <= 1, "in [0, 1]; 1 sums the statistics")
+    require("matrix_epsilon", options.matrix_epsilon, lambda x: x >= 0, ">= 0")
     for field in ("preconditioning_compute_steps", "statistics_compute_steps"):
-        value = getattr(options, field)
-        require(field, value, value >= 1, "every how many updates, at least 1")
+        require(
+            field, getattr(options, field), lambda x: x >= 1, "every how many updates, at least 1"
+        )
 
 
 def _init(plan: Plan, shapes: list[tuple[int, ...]], options: Options) -> ShampooState:
@@ -306,7 +307,7 @@ def _grafts(options: Options, g: dict[str, Array], old: dict[str, Rows]):
 
 
 def _needs_weights(plan: Plan, options: Options) -> bool:
-    decaying = options.weight_decay != 0 and any(plan.decays)
+    decaying = not traced.equals(options.weight_decay, 0) and any(plan.decays)
     return decaying or options.graft_type == LayerwiseGrafting.LARS
 
 
@@ -314,7 +315,7 @@ def _decays(plan: Plan, options: Options, w: dict[str, Array], devices: Devices)
     """weight_decay * w per bucket, 0 where the mask says so; 0.0 for buckets without any."""
     decays: dict[str, Array | float] = {}
     for name, b in plan.buckets.items():
-        if options.weight_decay == 0 or not b.decays.any():
+        if traced.equals(options.weight_decay, 0) or not b.decays.any():
             decays[name] = 0.0
         elif b.decays.all():
             decays[name] = options.weight_decay * w[name]

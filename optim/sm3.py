@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 from jax import Array, lax
 
-from optim import masks, schedules
+from optim import masks, schedules, traced
 
 EPSILON = 1e-30  # the published constant: 0 * rsqrt(EPSILON) is a zero update
 
@@ -53,20 +53,22 @@ def sm3(
     There is a momentum buffer only where momentum > 0. `weight_decay` is ours (the published
     code has none): L2, g + weight_decay w, on weights only, before the accumulators.
     """
-    if not 0 <= momentum < 1:
+    if traced.is_known(momentum) and not 0 <= momentum < 1:
         raise ValueError(f"optimizer.momentum={momentum}: must be in [0, 1)")
 
     def init(params: Any) -> SM3State:
         zeros = jax.tree.map(lambda w: jnp.zeros(w.shape, jnp.float32), params)
         accumulators = jax.tree.map(init_accumulators, params)
-        return SM3State(jnp.zeros((), jnp.int32), accumulators, zeros if momentum > 0 else ())
+        return SM3State(
+            jnp.zeros((), jnp.int32), accumulators, () if traced.equals(momentum, 0) else zeros
+        )
 
     def update(grads: Any, state: SM3State, params: Any) -> tuple[Any, SM3State]:
         rate = schedules.value(learning_rate, state.step)
 
         def scaled(w: Array, g: Array, decays: bool, accumulators: tuple[Array, ...]) -> _Scaled:
             g = g.astype(jnp.float32)
-            if decays and weight_decay:
+            if decays and not traced.equals(weight_decay, 0):
                 g = g + weight_decay * w.astype(jnp.float32)
             direction, new = _dense(accumulators, g)
             return _Scaled((1 - momentum) * direction, new)
@@ -75,7 +77,7 @@ def sm3(
         step = jax.tree.map(lambda x: x.direction, both, is_leaf=lambda x: isinstance(x, _Scaled))
         new = jax.tree.map(lambda x: x.accumulators, both, is_leaf=lambda x: isinstance(x, _Scaled))
         buffer = state.momentum
-        if momentum > 0:
+        if not traced.equals(momentum, 0):
             step = buffer = jax.tree.map(lambda m, d: momentum * m + d, buffer, step)
         updates = jax.tree.map(lambda m, w: (-rate * m).astype(w.dtype), step, params)
         return updates, SM3State(state.step + 1, new, buffer)

@@ -161,11 +161,33 @@ def test_workdir_of_another_config_is_refused(config, tmp_path):
     assert contents(tmp_path) == before
 
 
-def test_seeds_of_a_recipe_share_one_program(config):
+def test_seeds_and_trials_of_a_recipe_share_one_compiled_step(config, tmp_path, monkeypatch):
     spec = train.input_pipeline.describe(**config().dataset.to_dict())
-    one, other = (train.build(config(f"--config.seed={s}"), spec) for s in (1, 2))
-    assert one is other
-    assert train.build(config("--config.optimizer.momentum=0.5"), spec) is not one
+
+    def step_of(*overrides):
+        return train.build(config(*overrides), spec).train_step
+
+    one = step_of()
+    assert step_of("--config.seed=2") is one
+    assert step_of("--config.optimizer.momentum=0.5") is one
+    assert step_of("--config.schedule.peak_learning_rate=0.7") is one
+    assert step_of("--config.optimizer.weight_decay=0.0") is not one  # the term is left out
+    assert step_of("--config.schedule.warmup_steps=1.0") is not one
+
+
+@pytest.mark.slow
+def test_a_trial_is_the_very_run_that_it_is_alone(config, tmp_path):
+    """Whatever ran before it in the process; and its numbers are its own."""
+    numbers = ["--config.optimizer.momentum=0.5", "--config.schedule.peak_learning_rate=0.05"]
+    train._build.cache_clear()
+    train.train_and_evaluate(config(*numbers), str(tmp_path / "alone"))
+    train._build.cache_clear()
+    train.train_and_evaluate(config(), str(tmp_path / "first"))
+    train.train_and_evaluate(config(*numbers), str(tmp_path / "after"))
+    alone, first, after = (
+        (tmp_path / name / "curve.csv").read_bytes() for name in ("alone", "first", "after")
+    )
+    assert alone == after != first
 
 
 @pytest.mark.slow

@@ -172,7 +172,7 @@ def test_eight_devices_equal_one_and_may_take_their_state_back(name):
 def test_the_example_returns_the_parameters_themselves():
     params = jax.tree.map(jnp.asarray, init_params())
     state = built(RETURNS_PARAMETERS)[0].init(params)
-    assert state.average["dense"]["kernel"] is params["dense"]["kernel"]
+    assert state.inner.average["dense"]["kernel"] is params["dense"]["kernel"]
 
 
 def test_unknown_names_and_fields_are_explained():
