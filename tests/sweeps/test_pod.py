@@ -118,7 +118,7 @@ def test_two_hosts_with_four_devices_each(tmp_path):
     """The same command twice, the real main.py: both end well, and only host 0 wrote."""
     data = tmp_path / "data"
     prepare = [sys.executable, "-m", "input_pipeline", "--name=digits", f"--data_dir={data}"]
-    subprocess.run(prepare, cwd=attempt.ROOT, check=True, timeout=300)
+    subprocess.run(prepare, cwd=attempt.ROOT, check=True, timeout=900)
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
