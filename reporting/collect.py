@@ -58,7 +58,8 @@ def _places(roots: Iterable[Path]) -> Iterator[Path]:
             yield root
         elif not root.is_dir():
             raise ValueError(f"DIR={root}: there is no such folder; give folders of runs or logs")
-        for folder, _, names in os.walk(root, followlinks=False):
+        for folder, folders, names in os.walk(root, followlinks=False):
+            folders[:] = [name for name in folders if not name.startswith(".")]  # trials, caches
             here = Path(folder)
             if {"run.json", "curve.csv", "config.json"} & set(names):
                 yield here

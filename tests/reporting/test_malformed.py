@@ -8,6 +8,7 @@ from log_files import SHAMPOO, SHAMPOO_PATH, line, log_lines
 from run_folders import write_run
 
 import report
+from reporting import collect
 
 GOOD = (500, 900, 975)
 
@@ -92,6 +93,14 @@ def test_runs_that_a_sweep_lost_are_named(tmp_path, capsys):
     printed = " ".join(capsys.readouterr().out.split())
     assert "seed_0007: the sweep's manifest says crashed: killed" in printed
     assert "1 run of this recipe is unfinished, lost or unreadable, not in n" in printed
+
+
+def test_hidden_folders_hold_no_results(tmp_path):
+    write_run(tmp_path, seed=1)
+    write_run(tmp_path / ".trial", seed=2)
+    runs, problems = collect.collect([tmp_path])
+    assert [run.seed for run in runs] == [1]
+    assert not problems
 
 
 def test_unknown_keys_do_no_harm(tmp_path):
