@@ -95,6 +95,8 @@ class Sweep:
         statuses = [p.poll() for p in self.processes]
         if None in statuses:
             return False
+        if 2 in statuses:
+            raise RuntimeError(f"{self.out.name}: a user error; see the logs")
         self.processes = []
         if statuses == [0] * self.kind.n_hosts:
             return True
