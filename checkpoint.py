@@ -8,6 +8,7 @@ import contextlib
 import functools
 import logging
 import os
+import pathlib
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -37,6 +38,11 @@ class _Manager(ocp.CheckpointManager):
         return False
 
 
+def _is_not_of_orbax(record: logging.LogRecord) -> bool:
+    """orbax logs at length what it raises; the warnings of others stay."""
+    return "orbax" not in pathlib.Path(record.pathname).parts
+
+
 class Checkpoints:
     """FOLDER/checkpoints, the last `keep` kept; the folder is made on the first save.
 
@@ -62,7 +68,7 @@ class Checkpoints:
         self.manager = self._open() if self.directory.exists() else None
 
     def _open(self) -> ocp.CheckpointManager:
-        logging.getLogger("absl").setLevel(logging.CRITICAL)  # orbax logs at length what it raises
+        logging.getLogger("absl").addFilter(_is_not_of_orbax)
         options = ocp.CheckpointManagerOptions(
             max_to_keep=self.keep, enable_async_checkpointing=True
         )

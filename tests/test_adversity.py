@@ -12,6 +12,7 @@ import types
 
 import jax.numpy as jnp
 import pytest
+from absl import logging
 from etils import epath
 from test_train import TINY, rows
 
@@ -212,3 +213,11 @@ def test_another_number_of_hosts_is_refused_in_mid_run_unless_asked_for(
     assert "hosts=1: the checkpoint of step 3 is from 2, whose batches were others" in error
     assert run(data, tmp_path, "--config.allow_host_count_change=True") == 0
     assert (tmp_path / "curve.csv").read_bytes() == (reference / "curve.csv").read_bytes()
+
+
+def test_a_save_silences_orbax_and_nobody_else(tmp_path, caplog):
+    checkpoints = checkpoint.Checkpoints(epath.Path(tmp_path), keep=1)
+    checkpoints.save(0, TrainState(jnp.zeros((), jnp.int32), {"w": jnp.ones(2)}, {}, {}, {}), {})
+    checkpoints.close()
+    logging.warning("a corrupt example")
+    assert [record.message for record in caplog.records] == ["a corrupt example"]
