@@ -164,19 +164,26 @@ def compiled(step: Any, arguments: Any, topology: topologies.Topology, hlo: str)
     }
 
 
+OUT_OF_MEMORY = (  # the compiler's two ways of saying it
+    r"Used ([\d.]+)([KMG]) of ([\d.]+)([KMG]) hbm",
+    r"\(([\d.]+)([KMG])\) exceeds available HBM \(([\d.]+)([KMG])\)",
+)
+
+
 def exceeded(message: str) -> dict[str, float]:
-    """Needed and exceeding MiB from the compiler's "Used 18.2G of 15.75G hbm. Exceeded ...".
+    """Needed and exceeding MiB from the compiler's message.
 
     Raises:
       ValueError: the message has no such figures.
     """
     units = {"K": 1 / 1024, "M": 1.0, "G": 1024.0}
-    figures = re.search(r"Used ([\d.]+)([KMG]) of ([\d.]+)([KMG]) hbm", message)
-    if not figures:
-        raise ValueError(f"the compiler ran out of memory and does not say how much: {message}")
-    used, unit, there, other = figures.groups()
-    needed, available = float(used) * units[unit], float(there) * units[other]
-    return {"needed_mib": needed, "exceeded_mib": needed - available}
+    for pattern in OUT_OF_MEMORY:
+        figures = re.search(pattern, message)
+        if figures:
+            used, unit, there, other = figures.groups()
+            needed, available = float(used) * units[unit], float(there) * units[other]
+            return {"needed_mib": needed, "exceeded_mib": needed - available}
+    raise ValueError(f"the compiler ran out of memory and does not say how much: {message}")
 
 
 def _libtpu_version() -> str:

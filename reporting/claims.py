@@ -1,9 +1,10 @@
-"""README's table of published against ours: python -m reporting.claims writes it anew."""
+"""README's table, published, predicted and ours: python -m reporting.claims writes it anew."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from pod import predict
 from reporting import published
 from reporting.runs import read_json
 
@@ -12,7 +13,7 @@ BEGIN, END = "<!-- claims: python -m reporting.claims -->", "<!-- end of claims 
 
 
 def table() -> str:
-    """Markdown: each published claim beside what the committed studies found, or "not run"."""
+    """Markdown: each published claim, its predicted time, and what our studies found, if run."""
     rows = [
         row
         for report in sorted((ROOT / "results").glob("*/report.json"))
@@ -20,10 +21,19 @@ def table() -> str:
         for row in read_json(report)["rows"]
     ]
     entries = [e for e in published.load() if e["source"].endswith("scalable_shampoo/README.md")]
-    lines = ["| recipe | published | ours |", "|---|---|---|"]
+    seconds = predicted()
+    lines = ["| recipe | published | predicted time | ours |", "|---|---|---|---|"]
     for entry in published.table(entries, rows):
-        lines.append(f"| `{entry['label']}` | {entry['published']} | {entry['here']} |")
+        cells = (entry["published"], seconds.get(entry["recipe"], "none"), entry["here"])
+        lines.append(f"| `{entry['label']}` | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def predicted() -> dict[str, str]:
+    """The time of a recipe's run on a v3-256 as results/pod_plan estimates it, by recipe."""
+    plans = [read_json(file) for file in sorted((ROOT / "results" / "pod_plan").glob("*.json"))]
+    words = {one.recipe: f"{one.anchored:.0f} s (estimate)" for one in predict.predictions(plans)}
+    return words | {predict.ANCHOR: "the anchor of the others"}
 
 
 def replaced(page: str, begin: str, end: str, content: str) -> str:

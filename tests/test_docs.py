@@ -34,7 +34,7 @@ STARTS = ("make", "python", "bash")
 # Programs of others, and scripts that a command before has written.
 UNCHECKED = ("gcloud", "kubectl", "sbatch", "bash go", "git")
 SECTIONS = ("dataset", "model", "optimizer", "schedule")
-MADE_BY_THE_READER = ("configs/mine.py", "checkpoints/", "results/pod_plan/")
+MADE_BY_THE_READER = ("configs/mine.py", "checkpoints/")
 
 
 FENCED = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)

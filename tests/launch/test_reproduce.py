@@ -82,6 +82,7 @@ def test_a_dry_run_prints_every_command_and_the_predicted_hours(capsys):
     assert (
         sum(line.startswith(recipe) for line in lines for recipe in reproduce.RECIPES.split()) == 3
     )
+    assert "3 x 310 s = 0.3 h" in "\n".join(lines)  # the anchor
 
 
 def test_without_a_pod_it_says_what_is_missing_and_what_to_do(tmp_path, data_dir):

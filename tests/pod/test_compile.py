@@ -45,14 +45,17 @@ def test_the_proxys_steps_compile_for_eight_cores(nesterov):
 
 
 def test_the_gradients_are_summed_once_in_float32(nesterov):
-    """The bytes of all parameters and running statistics, and a few scalars."""
+    """All parameters and running statistics, loss and accuracy; equal gradients only once.
+
+    The last bias of a block and that of its projection have one gradient (32 and 64 channels).
+    """
     moved = nesterov["train_step"]["collectives"]["all-reduce"]["bytes"]
     model = ResNet((1, 1), 8, 10, 3, 1, stem_pool=False)
     sizes = jax.eval_shape(
         lambda key: model.init(key, jnp.zeros((1, 8, 8, 1)), train=False), jax.random.key(0)
     )
-    n_bytes = 4 * sum(leaf.size for leaf in jax.tree.leaves(sizes))
-    assert n_bytes <= moved <= n_bytes + 64
+    n_numbers = sum(leaf.size for leaf in jax.tree.leaves(sizes)) - (32 + 64) + 2
+    assert moved == 4 * n_numbers
 
 
 def test_shampoo_adds_roots_and_a_gather(nesterov, shampoo):
@@ -63,6 +66,7 @@ def test_shampoo_adds_roots_and_a_gather(nesterov, shampoo):
     assert shampoo["train_step"]["compute_seconds"] > nesterov["train_step"]["compute_seconds"]
 
 
+@pytest.mark.slow
 def test_a_batch_that_does_not_fit_says_by_how_much_and_what_does():
     wide = [
         "--config.dataset.image_size=8",
@@ -76,12 +80,10 @@ def test_a_batch_that_does_not_fit_says_by_how_much_and_what_does():
     assert 8 <= found["largest_global_batch_size"] < 524288
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "topology",
-    [
-        "v5e:2x2",
-        *(pytest.param(t, marks=pytest.mark.slow) for t in ("v2:2x2", "v4:2x2x1", "v6e:2x2")),
-    ],
+    ["v2:2x2", "v4:2x2x1", "v5e:2x2", "v6e:2x2"],
 )
 def test_the_same_command_takes_other_generations(topology):
     found = plan("nesterov", topology)

@@ -62,6 +62,8 @@ def test_a_step_that_does_not_fit_says_by_how_much_and_what_does():
     text = summary.text(plan)
     assert "DOES NOT FIT: 18.50 GiB needed, 2.75 GiB too much" in text
     assert "16,384" in text
+    other = "memory required for HLO temporaries (72.09G) exceeds available HBM (15.48G)."
+    assert pod_compile.exceeded(other)["exceeded_mib"] == pytest.approx(1024 * (72.09 - 15.48))
     with pytest.raises(ValueError, match="does not say how much"):
         pod_compile.exceeded("RESOURCE_EXHAUSTED: no figures")
 
@@ -72,6 +74,13 @@ def test_the_page_is_written_from_the_plans_there(tmp_path):
     assert pod_main.main(["--page", f"--out={tmp_path}"]) == 0
     assert (tmp_path / "README.md").read_text() == document.page(made.full(), 164.0)
     assert "</svg>" in (tmp_path / "steps.svg").read_text()
+
+
+def test_the_committed_page_is_the_one_of_the_committed_plans(tmp_path):
+    folder = pathlib.Path(pod_plan.__file__).parent / "results" / "pod_plan"
+    found = [folder / f"{recipe}.json" for recipe in pod_main.RECIPES]
+    plans = [json.loads(file.read_text()) for file in found]
+    assert (folder / "README.md").read_text() == document.page(plans, 164.0)
 
 
 @pytest.mark.parametrize(
