@@ -23,13 +23,12 @@ from collections.abc import Iterator, Sequence
 from configs import command_line, plan
 from one_line_parser import OneLineParser
 from pod import predict
-from sweeps import budgets, runs
+from sweeps import budgets, pod, runs
 
 RECIPES = "lars:mlperf_v07 nesterov:nado shampoo:readme"
 PLANS = pathlib.Path(__file__).parent / "results" / "pod_plan"
 DONE, USER_ERROR = 0, 2
 TRIAL_STEPS = 3
-JOINING = ("distributed", "coordinator_address", "num_processes", "process_id")
 
 
 def arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -47,20 +46,12 @@ def arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--devices", type=int, default=256, help="devices in all")
     parser.add_argument("--subset", action="store_true", help="accept a part of ImageNet")
     parser.add_argument("--dry_run", action="store_true", help="print all of it, start nothing")
-    parser.add_argument("--distributed", action="store_true", help="find the hosts, as main.py")
-    for name in JOINING[1:]:
-        parser.add_argument(f"--{name}", help="as main.py")
+    pod.add_flags(parser)
     options, rest = parser.parse_known_args(argv)
     for argument in rest:
         if not argument.startswith("--config."):
             parser.error(f"argument {argument}: not understood; overrides are --config.FIELD=VALUE")
     return options, [f"--config.dataset.data_dir={options.data_dir}", *rest]
-
-
-def joining_flags(options: argparse.Namespace) -> list[str]:
-    """How the processes that are started find those of the other hosts."""
-    given = [f"--{name}={getattr(options, name)}" for name in JOINING[1:] if getattr(options, name)]
-    return [*(["--distributed"] if options.distributed else []), *given]
 
 
 def preflight(options: argparse.Namespace, overrides: Sequence[str], facts: str) -> list[str]:
@@ -69,7 +60,7 @@ def preflight(options: argparse.Namespace, overrides: Sequence[str], facts: str)
         *("-m", "launch.preflight", f"--recipes={options.recipes}", f"--out={options.out}"),
         *(f"--devices={options.devices}", f"--n_seeds={n_seeds}", f"--facts={facts}"),
         *(["--subset"] if options.subset else []),
-        *joining_flags(options),
+        *pod.joining_flags(options),
         *overrides,
     ]
 
@@ -80,7 +71,7 @@ def trials(options: argparse.Namespace, overrides: Sequence[str]) -> Iterator[li
         yield [
             *("main.py", f"--config={command_line.recipe_path(recipe)}"),
             f"--workdir={options.out}/.trial/{recipe}",
-            *joining_flags(options),
+            *pod.joining_flags(options),
             *overrides,
             *budgets.stretched(command_line.load(recipe, overrides), TRIAL_STEPS),
         ]
@@ -89,7 +80,7 @@ def trials(options: argparse.Namespace, overrides: Sequence[str]) -> Iterator[li
 def sweep(options: argparse.Namespace, overrides: Sequence[str]) -> list[str]:
     return [
         *("sweep.py", f"--recipes={options.recipes}", f"--seeds={options.seeds}"),
-        *(f"--out={options.out}", *joining_flags(options), *overrides),
+        *(f"--out={options.out}", *pod.joining_flags(options), *overrides),
     ]
 
 
@@ -105,8 +96,9 @@ def call(command: Sequence[str]) -> int:
 
 
 def check(options: argparse.Namespace, overrides: Sequence[str]) -> None:
-    """Raises ValueError for recipes, seeds or overrides that cannot be."""
+    """Raises ValueError for recipes, seeds, overrides or flags of several hosts that cannot be."""
     runs.parse_seeds(options.seeds)
+    pod.joining_flags(options)
     for recipe in runs.parse_recipes(options.recipes):
         plan.validate(command_line.load(recipe, overrides))
 

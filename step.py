@@ -99,6 +99,13 @@ def _compiled_initial_state(
     return jax.jit(build).lower(jax.random.key(0)).compile(options)
 
 
+def state_shapes(
+    model: nn.Module, tx: optax.GradientTransformation, image_shape: tuple[int, int, int]
+) -> TrainState:
+    """`init_state` as jax.ShapeDtypeStruct: nothing is computed."""
+    return jax.eval_shape(partial(initial_state, model, tx, image_shape), jax.random.key(0))
+
+
 def place(canonical: TrainState) -> TrainState:
     """Puts a canonical state on this process's devices, each with the rows that it owns.
 

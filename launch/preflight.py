@@ -14,10 +14,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from absl import flags
+from ml_collections import ConfigDict
 
 import joining
 from configs import command_line
 from configs import plan as plans
+from input_pipeline import DatasetSpec
+from sweeps import runs
 
 GIBIBYTE = 2**30
 LOG_GIB = 0.05  # of a run: events, curves, MLPerf log
@@ -37,14 +40,13 @@ def check_devices(wanted: int) -> None:
         )
 
 
-def check_data(recipe: str, overrides: Sequence[str], is_subset: bool) -> None:
-    """Raises ValueError unless the recipe's data set is there, with all files and all examples."""
+def check_data(config: ConfigDict, is_subset: bool) -> DatasetSpec:
+    """The recipe's data set; ValueError unless it is there, with all files and all examples."""
     import jax
 
     import input_pipeline
     from input_pipeline import prepared, spec
 
-    config = command_line.load(recipe, overrides)
     plans.validate(config)
     dataset = config.dataset.to_dict()
     found = input_pipeline.describe(**dataset)
@@ -66,6 +68,7 @@ def check_data(recipe: str, overrides: Sequence[str], is_subset: bool) -> None:
         n_devices=jax.device_count(),
         n_hosts=jax.process_count(),
     )
+    return found
 
 
 def check_disk(out: str, needed_gib: float) -> None:
@@ -83,26 +86,17 @@ def check_disk(out: str, needed_gib: float) -> None:
         )
 
 
-def needed_gib(recipes: Sequence[str], overrides: Sequence[str], n_seeds: int) -> float:
-    """Room for the kept checkpoints and logs of all runs, uncompressed, GiB."""
-    from functools import partial
-
+def run_gib(config: ConfigDict, spec: DatasetSpec) -> float:
+    """Room for the kept checkpoints and the logs of one run, uncompressed, GiB."""
     import jax
 
-    import input_pipeline
     import step as steps
     import train
 
-    total = 0.0
-    for recipe in recipes:
-        config = command_line.load(recipe, overrides)
-        spec = input_pipeline.describe(**config.dataset.to_dict())
-        program = train.build(config, spec)
-        initial = partial(steps.initial_state, program.model, program.tx, spec.image_shape)
-        state = jax.eval_shape(initial, jax.random.key(0))
-        n_bytes = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))
-        total += n_seeds * (config.keep_checkpoints * n_bytes / GIBIBYTE + LOG_GIB)
-    return total
+    program = train.build(config, spec)
+    state = steps.state_shapes(program.model, program.tx, spec.image_shape)
+    n_bytes = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))
+    return config.keep_checkpoints * n_bytes / GIBIBYTE + LOG_GIB
 
 
 def check(options: Any, overrides: Sequence[str]) -> dict[str, Any]:
@@ -116,21 +110,21 @@ def check(options: Any, overrides: Sequence[str]) -> dict[str, Any]:
     import hosts
     import workdir as files
 
-    recipes = options.recipes.replace(",", " ").split()
     hosts.agree({"versions": files.versions(), "commit": files.git_commit()})
     with hosts.all_or_none():
         check_devices(options.devices)
     with hosts.all_or_none():
-        for recipe in recipes:
-            check_data(recipe, overrides, options.subset)
+        recipes = runs.parse_recipes(options.recipes)
+        configs = [command_line.load(recipe, overrides) for recipe in recipes]
+        specs = [check_data(config, options.subset) for config in configs]
     with hosts.all_or_none():
-        needed = needed_gib(recipes, overrides, options.n_seeds)
-        check_disk(options.out, needed)
+        needed_gib = options.n_seeds * sum(map(run_gib, configs, specs))
+        check_disk(options.out, needed_gib)
     return {
         "host": jax.process_index(),
         "n_hosts": hosts.count(),
         "device_kind": jax.devices()[0].device_kind,
-        "needed_gib": needed,
+        "needed_gib": needed_gib,
     }
 
 

@@ -12,10 +12,11 @@ import pathlib
 import re
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from absl import flags
 from ml_collections import ConfigDict
 
 from configs import command_line
@@ -23,7 +24,6 @@ from configs import plan as plans
 from pod import cycles, topologies
 
 MEBIBYTE = 2**20
-FLAGS = ("topology", "json", "hlo")
 
 
 def environment(topology: topologies.Topology) -> dict[str, str]:
@@ -89,8 +89,7 @@ def measure(config: ConfigDict, topology: topologies.Topology, hlo: str = "") ->
         n_hosts=max(1, n // topology.generation.devices_per_host),
     )
     program = train.build(config, spec, devices)
-    initial = partial(steps.initial_state, program.model, program.tx, spec.image_shape)
-    state = jax.eval_shape(initial, jax.random.key(0))
+    state = steps.state_shapes(program.model, program.tx, spec.image_shape)
     opt_state, owned = jax.eval_shape(partial(distribute.split, n_devices=n), state.opt_state)
     state = dataclasses.replace(state, opt_state=opt_state, owned=owned)
 
@@ -193,22 +192,18 @@ def _libtpu_version() -> str:
 
 
 def main(argv: Sequence[str]) -> int:
-    flags: Mapping[str, str] = dict(
-        a[2:].split("=", 1) for a in argv if a[2:].split("=")[0] in FLAGS
-    )
-    rest = [a for a in argv if a[2:].split("=")[0] not in FLAGS]
-    from absl import flags as absl_flags
-
-    values = absl_flags.FlagValues()
-    command_line.define_config_flag(values, rest)
+    values = flags.FlagValues()
+    command_line.define_config_flag(values, argv)
+    for name, default in (("topology", None), ("json", None), ("hlo", "")):
+        flags.DEFINE_string(name, default, "as pod_plan.py's", flag_values=values)
     try:
-        config = command_line.parse(rest, values)
+        config = command_line.parse(argv, values)
         plans.validate(config)
-        found = measure(config, topologies.parse(flags["topology"]), flags.get("hlo", ""))
+        found = measure(config, topologies.parse(values.topology), values.hlo)
     except ValueError as e:
         print(f"error: {e}", file=sys.stderr)
         return 2
-    pathlib.Path(flags["json"]).write_text(json.dumps(found, indent=2) + "\n")
+    pathlib.Path(values.json).write_text(json.dumps(found, indent=2) + "\n")
     return 0
 
 

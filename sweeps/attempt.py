@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
+from configs import command_line
 from sweeps.runs import Run
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -16,11 +17,9 @@ USER_ERROR = 2
 
 def command(run: Run, flags: Sequence[str] = ()) -> list[str]:
     """The command line of a run; `flags` are those by which main.py joins other hosts."""
-    optimizer, _, variant = run.recipe.partition(":")
-    config = str(ROOT / "configs" / f"{optimizer}.py") + (f":{variant}" if variant else "")
     folder = os.fspath(run.folder)
     workdir = folder if "://" in folder else os.path.abspath(folder)
-    start = [sys.executable, str(MAIN), f"--config={config}"]
+    start = [sys.executable, str(MAIN), f"--config={command_line.recipe_path(run.recipe)}"]
     return [*start, *run.overrides, f"--workdir={workdir}", *flags]
 
 
