@@ -2,7 +2,6 @@
 
 import logging
 import pathlib
-import socket
 import subprocess
 import sys
 
@@ -14,6 +13,7 @@ import optax
 import pytest
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
+from processes import free_port
 
 import optim
 import step as steps
@@ -416,9 +416,3 @@ def test_two_processes_of_four_devices_equal_one_of_eight(monkeypatch, tmp_path)
         np.testing.assert_allclose(got["params"], want, atol=2e-5)
         assert float(got["loss"]) == pytest.approx(float(metrics["loss"]), rel=1e-5)
         assert int(got["compilations"]) == 1
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("localhost", 0))
-        return s.getsockname()[1]

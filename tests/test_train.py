@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 from etils import epath
+from processes import NETWORK
 
 import checkpoint
 import evaluator
@@ -41,15 +42,7 @@ RUN_JSON = {  # the contract's keys
     "unverified": list,
     "assumed": list,
 }
-TINY = (
-    "--config.model.stage_sizes=(1,)",
-    "--config.model.width=2",
-    "--config.global_batch_size=64",
-    "--config.model.bn_span=64",
-    "--config.total_steps=5",
-    "--config.eval_every_steps=2",
-    "--config.log_every_steps=2",
-)
+TINY = (*NETWORK, "--config.log_every_steps=2")
 
 
 @pytest.fixture(scope="module")

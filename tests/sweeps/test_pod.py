@@ -2,11 +2,14 @@
 
 import json
 import os
-import socket
+import pathlib
 import subprocess
 import sys
 
 import pytest
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
+from processes import free_port
 
 import sweep
 from sweeps import attempt, pod, runs
@@ -119,9 +122,7 @@ def test_two_hosts_with_four_devices_each(tmp_path):
     data = tmp_path / "data"
     prepare = [sys.executable, "-m", "input_pipeline", "--name=digits", f"--data_dir={data}"]
     subprocess.run(prepare, cwd=attempt.ROOT, check=True, timeout=900)
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     arguments = [
         "--recipes=lars:smoke",
         "--seeds=0:2",
