@@ -84,7 +84,9 @@ class Checkpoints:
         return bool(self.every_steps or self.every_minutes)
 
     def due(self, step: int) -> bool:
-        """Whether to save now; the same answer on all hosts."""
+        """Whether to save now; the same answer on all hosts. What a seed gives is never saved."""
+        if step == 0:
+            return False
         if self.every_steps and step % self.every_steps == 0:
             return True
         if not self.every_minutes or step % self.look_every_steps:
