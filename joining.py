@@ -1,5 +1,6 @@
 """How the processes of a run, one a host, find each other: from flags, or from the cluster."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from absl import flags
@@ -42,19 +43,8 @@ def join(flag_values: flags.FlagValues) -> None:
       ValueError: flags that do not belong together, no cluster found, or nobody answers.
     """
     value: dict[str, Any] = {name: flag_values[name].value for name in EXPLICIT}
-    missing = [f"--{name}" for name in EXPLICIT if value[name] is None]
-    if flag_values["distributed"].value:
-        if len(missing) < len(EXPLICIT):
-            raise ValueError("--distributed: finds the hosts by itself; leave out --num_processes")
-    elif len(missing) == len(EXPLICIT):
+    if not are_several(bool(flag_values["distributed"].value), value):
         return
-    elif missing:
-        raise ValueError(
-            f"{missing[0]}: missing; several processes need --coordinator_address=HOST:PORT "
-            "--num_processes=N --process_id=I, or --distributed"
-        )
-    else:
-        check_explicit(**value)
     heartbeat: Any = flag_values["heartbeat_seconds"].value
     import jax  # late: flags are read before anything heavy starts
 
@@ -71,12 +61,28 @@ def join(flag_values: flags.FlagValues) -> None:
         ) from e
 
 
-def check_explicit(coordinator_address: str, num_processes: int, process_id: int) -> None:
-    """Raises ValueError unless the address is HOST:PORT and the id one of the processes'."""
-    host, _, port = coordinator_address.rpartition(":")
-    if not (host and port.isdecimal()):
-        raise ValueError(f"--coordinator_address={coordinator_address}: needs HOST:PORT")
-    if not 0 <= process_id < num_processes:
+def are_several(distributed: bool, explicit: Mapping[str, Any]) -> bool:
+    """Whether the flags join several processes: --distributed, or all of EXPLICIT (absent: None).
+
+    Raises:
+      ValueError: flags that do not belong together, or a process that cannot be.
+    """
+    missing = [f"--{name}" for name in EXPLICIT if explicit[name] is None]
+    if distributed:
+        if len(missing) < len(EXPLICIT):
+            raise ValueError("--distributed: finds the hosts by itself; leave out --num_processes")
+        return True
+    if len(missing) == len(EXPLICIT):
+        return False
+    if missing:
         raise ValueError(
-            f"--process_id={process_id}: needs 0 to below --num_processes={num_processes}"
+            f"{missing[0]}: missing; several processes need --coordinator_address=HOST:PORT "
+            "--num_processes=N --process_id=I, or --distributed"
         )
+    address, n, i = (explicit[name] for name in EXPLICIT)
+    host, _, port = address.rpartition(":")
+    if not (host and port.isdecimal()):
+        raise ValueError(f"--coordinator_address={address}: needs HOST:PORT")
+    if not 0 <= i < n:
+        raise ValueError(f"--process_id={i}: needs 0 to below --num_processes={n}")
+    return True

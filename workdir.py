@@ -127,13 +127,22 @@ def _locked(workdir: epath.Path) -> Iterator[None]:
         os.close(folder)
 
 
+def foreign(workdir: epath.Path) -> str | None:
+    """The name of something in a folder that is not of a run, None if there is no such thing."""
+    config_file = workdir / "config.json"
+    if not workdir.exists() or config_file.exists():
+        return None
+    return min(
+        (p.name for p in workdir.iterdir() if p.name != _beside(config_file).name), default=None
+    )
+
+
 def _claim(workdir: epath.Path, config: ConfigDict) -> Mapping[str, Any] | None:
     config_file, run_file = workdir / "config.json", workdir / "run.json"
     if not config_file.exists():
-        foreign = sorted(p.name for p in workdir.iterdir() if p.name != _beside(config_file).name)
-        if foreign:
+        if name := foreign(workdir):
             raise ValueError(
-                f"workdir={workdir}: holds {foreign[0]}, but no run of ours; give a new folder"
+                f"workdir={workdir}: holds {name}, but no run of ours; give a new folder"
             )
         write_json(config_file, config_as_json(config))
         return None

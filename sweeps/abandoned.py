@@ -12,13 +12,13 @@ from sweeps.runs import Run
 def write(run: Run, reason: str) -> None:
     """Writes run.json with what is known, null where nothing is, and the reason.
 
-    A later call of the sweep tries the run again. A folder that holds the run of another config
-    is left alone, and one that cannot be written is reported by the manifest alone.
+    A later call of the sweep tries the run again. A folder that holds the run of another config, or
+    foreign files, is left alone, and one that cannot be written is reported by the manifest alone.
     """
     folder = epath.Path(run.folder)
     config = run.config()
     try:
-        if files.other_config(folder, config):
+        if files.other_config(folder, config) or files.foreign(folder):
             return
         folder.mkdir(parents=True, exist_ok=True)
         files.write_json(folder / "config.json", files.config_as_json(config))
@@ -30,7 +30,7 @@ def write(run: Run, reason: str) -> None:
 def record(run: Run, reason: str) -> dict[str, Any]:
     """The keys of run.json; what its curve shows up to its last evaluation is kept."""
     config = run.config()
-    curve, _ = curves.read(run.folder / "curve.csv", may_be_cut=True)
+    curve, _ = curves.parse(curves.text(run.folder / "curve.csv"), may_be_cut=True)
     accuracies = [point.accuracy for point in curve]
     reached = (point.step for point in curve if point.accuracy >= config.target_accuracy)
     return {

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from configs import command_line
 from sweeps.runs import Run
+from sweeps.worker import end_with_the_sweep
 
 ROOT = pathlib.Path(__file__).parents[1]
 MAIN = ROOT / "main.py"
@@ -32,7 +33,11 @@ class Attempt:
         self.log = run.folder.parent / f"{run.folder.name}{suffix}"
         with self.log.open("a") as log:
             self.process = subprocess.Popen(
-                command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+                command,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=end_with_the_sweep,
             )
 
     def stop(self) -> None:

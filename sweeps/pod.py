@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
+import joining
 from sweeps.attempt import Attempt, command
 from sweeps.queue import Queue
 
@@ -37,23 +38,12 @@ def joining_flags(options: argparse.Namespace) -> list[str]:
     Raises:
       ValueError: some of the explicit flags without the others, or a process that cannot be.
     """
-    names = ("coordinator_address", "num_processes", "process_id")
-    given = {name: getattr(options, name) for name in names}
-    missing = [name for name, value in given.items() if value is None]
-    if options.distributed:
-        if len(missing) < len(names):
-            raise ValueError("distributed: finds the hosts by itself; leave out the other flags")
-        return ["--distributed"]
-    if len(missing) == len(names):
+    explicit = {name: getattr(options, name) for name in joining.EXPLICIT}
+    if not joining.are_several(options.distributed, explicit):
         return []
-    if missing:
-        raise ValueError(f"{missing[0]}: missing; {', '.join(names)} are given together")
-    if not 0 <= options.process_id < options.num_processes:
-        raise ValueError(
-            f"process_id={options.process_id}: needs a number from 0 to below "
-            f"num_processes={options.num_processes}"
-        )
-    return [f"--{name}={value}" for name, value in given.items()]
+    if options.distributed:
+        return ["--distributed"]
+    return [f"--{name}={value}" for name, value in explicit.items()]
 
 
 def process_index() -> int:

@@ -46,6 +46,7 @@ def stand_in(connection, cores):
     """Seed 5 is slow and bad, until it is told to save; the others are good and quick."""
     while (run := connection.recv()) is not None:
         run.folder.mkdir(parents=True)
+        (run.folder / "config.json").write_text(run.config().to_json())
         bad = run.seed == 5
         (run.folder / "curve.csv").write_text(curve_of(*([0.1] if bad else [0.5, 0.9])))
         if bad:

@@ -5,6 +5,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -102,7 +103,7 @@ def test_dry_run_prints_the_very_commands(tmp_path, capsys):
     ("arguments", "words"),
     [
         (HOSTS, "process_id: missing"),
-        ([*HOSTS, "--process_id=2"], "process_id=2: needs a number from 0 to below"),
+        ([*HOSTS, "--process_id=2"], "--process_id=2: needs 0 to below --num_processes=2"),
         (["--distributed", *HOSTS], "distributed: finds the hosts by itself"),
         ([*HOSTS, "--process_id=0"], "digits is not prepared there"),
     ],
@@ -114,6 +115,45 @@ def test_mistakes(arguments, words, tmp_path, capsys):
     error = capsys.readouterr().err
     assert words in error
     assert error.count("\n") == 1
+
+
+RUN = """
+import signal, sys, time
+def save(*_):
+    print("told to save", flush=True)
+    sys.exit(75)
+signal.signal(signal.SIGTERM, save)
+print("ready", flush=True)
+time.sleep(60)
+"""
+SWEEP = """
+import pathlib, sys, time
+from sweeps import attempt, runs
+run = runs.plan_runs("lars:smoke", [0], pathlib.Path(sys.argv[1]))[0]
+run.folder.parent.mkdir(parents=True)
+attempt.Attempt(run, [sys.executable, "-c", sys.argv[2]])
+time.sleep(60)
+"""
+
+
+def test_a_sweep_that_is_killed_takes_its_main_py_along(tmp_path):
+    """Else it would hold the devices, and the run's folder, that the next sweep needs."""
+    command = [sys.executable, "-c", SWEEP, str(tmp_path), RUN]
+    process = subprocess.Popen(command, cwd=attempt.ROOT)
+    log = tmp_path / "lars:smoke" / "seed_0000.log"
+
+    def comes(word):
+        until = time.monotonic() + 30
+        while time.monotonic() < until:
+            if log.exists() and word in log.read_text():
+                return True
+            time.sleep(0.05)
+        return False
+
+    assert comes("ready")
+    process.kill()
+    process.wait()
+    assert comes("told to save")
 
 
 @pytest.mark.slow

@@ -92,6 +92,7 @@ def test_the_marks_of_a_run_given_up_agree_with_its_curve(tmp_path):
     (run,) = runs.plan_runs("lars:smoke", [0], tmp_path, ["--config.target_accuracy=0.5"])
     run.folder.mkdir(parents=True)
     lines = ["step,n_correct,n_seen,accuracy,loss", "6,3,4,0.75,1", "12,1,4,0.25,1"]
+    (run.folder / "config.json").write_text(run.config().to_json())
     (run.folder / "curve.csv").write_text("\n".join([*lines, "1"]))  # cut off in mid-line
     abandoned.write(run, "crashed: killed")
     record = json.loads((run.folder / "run.json").read_text())
@@ -107,6 +108,14 @@ def test_a_folder_with_another_configs_run_is_left_alone(tmp_path):
     assert json.loads((run.folder / "run.json").read_text())["reason"] == "first"
     with pytest.raises(ValueError, match="total_steps=12 there, 9 now"):
         other.check()
+
+
+def test_a_folder_with_foreign_files_is_left_alone(tmp_path):
+    (run,) = runs.plan_runs("lars:smoke", [0], tmp_path)
+    run.folder.mkdir(parents=True)
+    (run.folder / "thesis.tex").write_text("mine")
+    abandoned.write(run, "failed: holds thesis.tex, but no run of ours")
+    assert [f.name for f in run.folder.iterdir()] == ["thesis.tex"]
 
 
 def test_a_preempted_run_is_continued_and_that_is_no_attempt(swept):
