@@ -46,7 +46,14 @@ def arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         "--trials", type=int, help="hyperparameter trials of every recipe; writes OUT/trials.json"
     )
     parser.add_argument(
-        "--tuned", type=pathlib.Path, help="a trials.json whose chosen hyperparameters are taken"
+        "--search", help="the fields that trials vary, as schedule.peak_learning_rate; else all"
+    )
+    parser.add_argument(
+        "--tuned",
+        type=pathlib.Path,
+        action="append",
+        default=[],
+        help="a trials.json whose chosen hyperparameters are taken; a later one goes before",
     )
     parser.add_argument(
         "--stop_hopeless",
@@ -91,7 +98,7 @@ def variants(
     recipe: str, overrides: Sequence[str], options: argparse.Namespace
 ) -> list[tuple[str, list[str]]]:
     """What a recipe is run as, apart from seeds: (folder below the recipe's, overrides)."""
-    tuned = trials.chosen(options.tuned, recipe) if options.tuned else []
+    tuned = [override for path in options.tuned for override in trials.chosen(path, recipe)]
     found = [("", tuned)]
     if options.budgets:
         config = command_line.load(recipe, overrides)
@@ -103,7 +110,7 @@ def variants(
         return found
     if len(found) > 1:
         raise ValueError(f"budgets={options.budgets}: trials are made at one budget; give one")
-    points = trials.points(trials.ranges(recipe), options.trials)
+    points = trials.points(trials.ranges(recipe, options.search), options.trials)
     return [
         (trials.group(i), [*found[0][1], *trials.overrides(point)])
         for i, point in enumerate(points)
@@ -203,7 +210,7 @@ def main(argv: Sequence[str]) -> int:
             worker.stop_all()
             return PREEMPTED
         if options.trials and not process_id:
-            trials.write(options.out / "trials.json", asked, options.trials)
+            trials.write(options.out / "trials.json", asked, options.trials, options.search)
     return FAILED if queue.has_failures or queue.stopped else DONE
 
 

@@ -27,8 +27,12 @@ POINTS_SEED = 0  # of the scrambling: every study draws the same points
 MOST_TRIALS = 1000
 
 
-def ranges(recipe: str) -> Mapping[str, Range]:
-    """SEARCH of the recipe's file; ValueError: it has none."""
+def ranges(recipe: str, fields: str | None = None) -> Mapping[str, Range]:
+    """SEARCH of the recipe's file, or those of its fields that are named, with commas between.
+
+    Raises:
+      ValueError: it has none, or not this field.
+    """
     module = importlib.import_module(f"configs.{recipe.partition(':')[0]}")
     found = getattr(module, "SEARCH", None)
     if not found:
@@ -36,7 +40,11 @@ def ranges(recipe: str) -> Mapping[str, Range]:
             f"trials: {recipe} has no ranges; give configs/{recipe.partition(':')[0]}.py a "
             'SEARCH = {"schedule.peak_learning_rate": search.Range(0.1, 10.0)}'
         )
-    return found
+    asked = fields.split(",") if fields else list(found)
+    for field in asked:
+        if field not in found:
+            raise ValueError(f"search={field}: {recipe} has ranges for {', '.join(found)}")
+    return {field: found[field] for field in asked}
 
 
 def points(search: Mapping[str, Range], n: int) -> list[dict[str, float]]:
@@ -65,7 +73,7 @@ def overrides(values: Mapping[str, float]) -> list[str]:
     return [f"--config.{field}={value}" for field, value in values.items()]
 
 
-def write(path: pathlib.Path, runs: Sequence[Run], n: int) -> None:
+def write(path: pathlib.Path, runs: Sequence[Run], n: int, fields: str | None = None) -> None:
     """Writes trials.json: per recipe the ranges, every trial's values and results, the chosen one.
 
     Runs that are not finished have accuracy null; a trial's median counts them, and diverged ones,
@@ -73,7 +81,7 @@ def write(path: pathlib.Path, runs: Sequence[Run], n: int) -> None:
     """
     table = {}
     for recipe in {run.recipe: None for run in runs}:
-        search = ranges(recipe)
+        search = ranges(recipe, fields)
         trials: list[dict[str, Any]] = []
         for i, values in enumerate(points(search, n)):
             own = [run for run in runs if run.recipe == recipe and run.group == group(i)]
