@@ -1,6 +1,7 @@
 """Compares finished runs, or MLPerf logs: python report.py DIR [DIR...] [--json=FILE] [--html=FILE]
 
-Prints the table and the verdicts; writes report.json and a self-contained report.html if asked.
+Prints the table and the verdicts. Writes, if asked, report.json, a self-contained report.html, and
+a page of Markdown with its figures beside it, as in results/fashion.
 """
 
 from __future__ import annotations
@@ -20,18 +21,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("dirs", nargs="+", metavar="DIR", type=Path)
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--html", type=Path, metavar="FILE")
+    parser.add_argument("--markdown", type=Path, metavar="FILE")
     options = parser.parse_args(argv)
     try:
-        make_report(options.dirs, options.json, options.html)
+        make_report(options.dirs, options.json, options.html, options.markdown)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
 
 
-def make_report(dirs: Sequence[Path], json_path: Path | None, html_path: Path | None) -> None:
+def make_report(
+    dirs: Sequence[Path],
+    json_path: Path | None = None,
+    html_path: Path | None = None,
+    markdown_path: Path | None = None,
+) -> None:
     """Reads, prints and writes. ValueError: nothing to report, or a file that cannot be written."""
-    for path in (json_path, html_path):
+    for path in (json_path, html_path, markdown_path):
         if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
             raise ValueError(f"FILE={path}: its folder must exist and it must not be a folder")
     runs, problems = collect.collect(dirs)
@@ -48,6 +55,10 @@ def make_report(dirs: Sequence[Path], json_path: Path | None, html_path: Path | 
         from reporting import html  # matplotlib is slow to start and needed here alone
 
         html_path.write_text(html.render(report, rows), "utf-8")
+    if markdown_path is not None:
+        from reporting import markdown  # as html
+
+        markdown.write(markdown_path, report, rows)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from reporting import manifest, mlperf_log
+from reporting import archive, manifest, mlperf_log
 from reporting.run_folder import read_run
 from reporting.runs import Run, read_json
 
@@ -25,7 +25,8 @@ def collect(roots: Iterable[Path]) -> tuple[list[Run], list[Problem]]:
     """Returns (runs, problems) below `roots` (folders at any depth, or single log files).
 
     A folder with run.json is a run of ours and its result.txt is not read again; elsewhere
-    result*.txt are MLPerf logs. What a sweep's manifest names and is not there is a problem too.
+    result*.txt are MLPerf logs and runs.json is an archive of runs. What a sweep's manifest names
+    and is not there is a problem too.
     A root that does not exist is a ValueError.
     """
     runs: list[Run] = []
@@ -35,6 +36,12 @@ def collect(roots: Iterable[Path]) -> tuple[list[Run], list[Problem]]:
         try:
             if path.name == MANIFEST:
                 problems += _lost(path)
+            elif path.name == archive.NAME:
+                for found in archive.read(path):
+                    if isinstance(found, Run):
+                        runs.append(found)
+                    else:
+                        problems.append(Problem(*found))
             elif path.is_dir():
                 runs.append(read_run(path))
             else:
@@ -64,11 +71,13 @@ def _places(roots: Iterable[Path]) -> Iterator[Path]:
             if {"run.json", "curve.csv", "config.json"} & set(names):
                 yield here
             else:
-                yield from (here / name for name in names if _is_log(name) or name == MANIFEST)
+                yield from (here / name for name in names if _is_of_several(name))
 
 
-def _is_log(name: str) -> bool:
-    return name.startswith("result") and name.endswith(".txt")
+def _is_of_several(name: str) -> bool:
+    """Whether a file tells of runs: an MLPerf log, an archive, a sweep's manifest."""
+    is_log = name.startswith("result") and name.endswith(".txt")
+    return is_log or name in (archive.NAME, MANIFEST)
 
 
 def _lost(path: Path) -> list[Problem]:

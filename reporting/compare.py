@@ -25,8 +25,8 @@ def compare_all(rows: Sequence[Row]) -> list[dict[str, Any]]:
         tests = [
             test for a, b in itertools.combinations(recipes, 2) for test in _compare_recipes(a, b)
         ]
-        for same_measure in _by(tests, lambda test: test["measure"]):
-            _adjust(same_measure)
+        for same_task in _by(tests, lambda test: (test["measure"], test["global_batch_size"])):
+            _adjust(same_task)
         found += tests
     for test in found:
         test["verdict"] = test["verdict"] or verdict.verdict(test)

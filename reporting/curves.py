@@ -19,21 +19,29 @@ class Point:
     loss: float | None = None
 
 
-def read(path: Path, *, may_be_cut: bool) -> tuple[tuple[Point, ...], list[str]]:
+def text(path: Path) -> str | None:
+    """Returns the content of a curve.csv, None without one; ValueError: not UTF-8."""
+    try:
+        return path.read_text(encoding="utf-8") if path.exists() else None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"curve.csv: not readable as text ({error})") from error
+
+
+def parse(text: str | None, *, may_be_cut: bool) -> tuple[tuple[Point, ...], list[str]]:
     """Returns (points with strictly rising steps, flags).
 
     Args:
-      path: a curve.csv; an absent one gives no points and a flag.
+      text: of a curve.csv; None, where it is absent, gives no points and a flag.
       may_be_cut: whether a broken last line may be dropped (the run was interrupted).
 
     Raises:
       ValueError: a broken line, an accuracy outside [0, 1], steps that go back.
     """
-    if not path.exists():
+    if text is None:
         return (), ["no curve.csv"]
     try:
-        lines = list(csv.reader(path.read_text(encoding="utf-8").splitlines()))
-    except (UnicodeDecodeError, csv.Error) as error:
+        lines = list(csv.reader(text.splitlines()))
+    except csv.Error as error:
         raise ValueError(f"curve.csv: not readable as text ({error})") from error
     if not lines:
         return (), ["curve.csv is empty"]

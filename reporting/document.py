@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from reporting import compare, ladder, published, rows, summaries
+from reporting import batches, compare, ladder, published, rows, summaries
 from reporting.collect import Problem
 from reporting.rows import Row
 from reporting.runs import Run
@@ -26,6 +26,7 @@ def build(runs: Sequence[Run], problems: Sequence[Problem]) -> tuple[dict[str, A
         "rows": told,
         "comparisons": compare.compare_all(groups),
         "ladders": _ladders(groups),
+        "batches": batches.compare(groups),
         "published": published.table(entries, told),
         "proxy_note": published.proxy_note(told),
         "failed": [_failed(run) for run in runs if run.status != "done"],

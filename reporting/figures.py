@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import matplotlib
@@ -196,4 +196,53 @@ def _metric(rows: Sequence[Row], column: str, label: str) -> str | None:
             colour, dash = styles(rows)[row.name]
             ax.plot(steps, values, dash, color=colour, label=row.name)
         ax.legend(frameon=False, fontsize=8)
+        return svg(figure)
+
+
+def ladders(rows: Sequence[Row]) -> str | None:
+    """Returns median final accuracy over the budgets of each recipe, with its 95 % interval."""
+    recipes: dict[str, list[Row]] = {}
+    for row in rows:
+        if row.first.total_steps and len(row.finals()) and np.isfinite(np.median(row.finals())):
+            recipes.setdefault(row.name, []).append(row)
+    if not any(len(found) > 1 for found in recipes.values()):
+        return None
+    with plt.rc_context(STYLE):
+        figure, ax = axes("budget (steps)", "final accuracy (median, 95 %)")
+        for name, found in recipes.items():
+            colour, dash = styles(rows)[name]
+            found.sort(key=lambda row: row.first.total_steps or 0)
+            steps = [float(row.first.total_steps or 0) for row in found]
+            medians = [float(np.median(row.finals())) for row in found]
+            ax.plot(steps, medians, dash, marker="o", markersize=3, color=colour, label=name)
+            for x, row in zip(steps, found, strict=True):
+                interval = inference.median_interval(list(row.finals()))
+                if interval is not None and np.isfinite(interval).all():
+                    ax.plot([x, x], interval, color=colour, linewidth=1.5, alpha=0.6)
+        _target_line(ax, rows[0])
+        ax.legend(frameon=False, fontsize=8)
+        return svg(figure)
+
+
+def batches(tests: Sequence[Mapping[str, Any]]) -> str | None:
+    """Returns the advantages of `reporting.batches` over the batch size, one line a comparison."""
+    if not tests:
+        return None
+    with plt.rc_context(STYLE):
+        figure, ax = axes("batch size", "Shampoo's advantage (points, 95 %)")
+        budgets = sorted({test["n_examples"] for test in tests})
+        for test in tests:
+            optimizer = test["other"].partition(":")[0]
+            colour = COLOURS.get(optimizer, OTHERS[0])
+            dash = DASHES[budgets.index(test["n_examples"]) % len(DASHES)]
+            medians = [100 * a["median"] for a in test["advantages"]]
+            label = f"over {test['other']}, {test['n_examples']:,} examples"
+            ax.plot(test["batches"], medians, dash, marker="o", color=colour, label=label)
+            for x, a in zip(test["batches"], test["advantages"], strict=True):
+                ends = [100 * end for end in a["ci95"] if end is not None]
+                ax.plot([x] * len(ends), ends, color=colour, linewidth=1.5, alpha=0.6)
+        ax.axhline(0.0, color="#444444", linewidth=0.8)
+        ax.set_xscale("log", base=2)
+        ax.set_xticks(tests[0]["batches"], [f"{x:,}" for x in tests[0]["batches"]])
+        ax.legend(frameon=False, fontsize=7)
         return svg(figure)

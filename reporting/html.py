@@ -25,6 +25,7 @@ def render(report: dict[str, Any], rows: Sequence[Row]) -> str:
             claims(report),
             section("Runs", run_tables(report["rows"]), MEASURES),
             section("Budget ladders", ladders(report["ladders"]), LADDERS),
+            section("Batch sizes", batches(report["batches"]), BATCHES),
             section("Figures", "".join(map(plots, groups))),
             section("Seeds needed", power(report["rows"]), POWER),
             section("Cost", costs(rows), COST),
@@ -46,6 +47,7 @@ VERDICTS = {
     "B": "Accuracy at the budget (measure B)",
 }
 LADDERS = "The smallest budget whose median final accuracy reaches the target."
+BATCHES = "Does Shampoo's advantage in final accuracy, after as many examples, grow with the batch?"
 POWER = (
     "Seeds per recipe that would show x % fewer steps with 80 % power in a two-sided rank test at "
     "5 %, if the other recipe spreads alike; a normal approximation, up to two too many below ten. "
@@ -133,6 +135,13 @@ def ladders(found: Sequence[dict[str, Any]]) -> str:
             ]
         )
     return table(head, lines) if lines else ""
+
+
+def batches(tests: Sequence[dict[str, Any]]) -> str:
+    if not tests:
+        return ""
+    drawn = picture(figures.batches(tests), "Advantage: median over seeds, 95 % interval.")
+    return items([test["sentence"] for test in tests]) + drawn
 
 
 def plots(rows: Sequence[Row]) -> str:

@@ -41,15 +41,22 @@ def read_run(folder: Path) -> Run:
       ValueError: one line that says what is wrong; such a run is shown and counted nowhere.
     """
     record = read_json(folder / "run.json")
+    config = read_json(folder / "config.json") if (folder / "config.json").exists() else {}
+    return check_run(str(folder), record, config, curves.text(folder / "curve.csv"))
+
+
+def check_run(
+    path: str, record: dict[str, Any], config: dict[str, Any], curve_text: str | None
+) -> Run:
+    """Returns the run that these contents of its files tell; ValueError as `read_run`."""
     missing = [key for key in REQUIRED if record.get(key) is None]
     if missing:
         raise ValueError(f"run.json: without {', '.join(missing)}")
     if record["status"] not in STATUSES:
         raise ValueError(f"run.json: status={record['status']!r}, known: {', '.join(STATUSES)}")
-    config = read_json(folder / "config.json") if (folder / "config.json").exists() else {}
     _agree(record, config)
     flags = list(_flags_of(record, config))
-    curve, notes = curves.read(folder / "curve.csv", may_be_cut=record["status"] != "done")
+    curve, notes = curves.parse(curve_text, may_be_cut=record["status"] != "done")
     flags += notes
     target = number(record, "target_accuracy", 0, 1)
     total_steps = whole(record, "total_steps", 1)
@@ -63,7 +70,7 @@ def read_run(folder: Path) -> Run:
     except ValueError as error:
         seconds, flags = None, [*flags, f"time left out ({error})"]
     return Run(
-        path=str(folder),
+        path=path,
         kind="run",
         recipe=_word(record, "recipe"),
         optimizer=_word(record, "optimizer"),

@@ -23,6 +23,8 @@ def render(report: dict[str, Any]) -> str:
         parts.append(_table(title, rows))
     parts.append(_section("Verdicts", verdict_lines(report["comparisons"])))
     parts.append(_section("Budget ladders", ladder_lines(report["ladders"])))
+    batches = [test["sentence"] for test in report["batches"]]
+    parts.append(_section("Does the advantage grow with the batch?", batches))
     parts.append(_section("Published; and found here", published_lines(report["published"])))
     if report["proxy_note"]:
         parts.append(_wrap(report["proxy_note"]))

@@ -44,4 +44,4 @@ def judge(run: Run, finished: Iterable[Run]) -> str | None:
 
 
 def read(run: Run) -> tuple[Point, ...]:
-    return curves.read(run.folder / "curve.csv", may_be_cut=True)[0]
+    return curves.parse(curves.text(run.folder / "curve.csv"), may_be_cut=True)[0]

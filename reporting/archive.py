@@ -1,0 +1,80 @@
+"""Runs without their folders: every run's record, config and curve in one file, for committing.
+
+    {"format": 1, "groups": [{"config": {...}, "record": {...},
+                              "runs": {"ladder/lars:digits/steps_000048/seed_0000":
+                                       {"config": {"seed": 0}, "record": {...}, "curve": [...]}}}]}
+
+A group is the runs of one folder; what all of them have in common stands once. The file holds
+everything that a report reads of a run folder, except metrics.csv.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from reporting import run_folder
+from reporting.runs import Run, read_json
+
+NAME, FORMAT = "runs.json", 1
+
+
+def write(path: Path, root: Path, without: str) -> None:
+    """Archives the run folders below `root`; those below a folder called `without` are left out.
+
+    Raises:
+      ValueError, OSError: a folder that is no complete run.
+    """
+    groups: dict[Path, list[Path]] = {}
+    for file in sorted(root.glob("**/run.json")):
+        if without not in file.relative_to(root).parts:
+            groups.setdefault(file.parent.parent, []).append(file.parent)
+    content = {"format": FORMAT, "groups": [_group(root, found) for found in groups.values()]}
+    path.write_text(json.dumps(content, indent=1) + "\n", "utf-8")
+
+
+def _group(root: Path, folders: Sequence[Path]) -> dict[str, Any]:
+    told: dict[str, Any] = {}
+    own: dict[str, dict[str, Any]] = {str(f.relative_to(root)): {} for f in folders}
+    for key in ("config", "record"):
+        name = "run.json" if key == "record" else "config.json"
+        found = [read_json(folder / name) for folder in folders]
+        told[key] = {
+            k: v for k, v in found[0].items() if all(k in one and one[k] == v for one in found)
+        }
+        for run, one in zip(own.values(), found, strict=True):
+            run[key] = {k: v for k, v in one.items() if k not in told[key]}
+    for run, folder in zip(own.values(), folders, strict=True):
+        run["curve"] = (folder / "curve.csv").read_text("utf-8").splitlines()
+    return told | {"runs": own}
+
+
+def read(path: Path) -> list[Run | tuple[str, str]]:
+    """Returns the runs of an archive, checked as run folders are.
+
+    A run that is wrong is (its path, what is wrong) in its place.
+
+    Raises:
+      ValueError: the file is no such archive.
+    """
+    content = read_json(path)
+    if content.get("format") != FORMAT:
+        raise ValueError(f"{path.name}: format={content.get('format')!r}, {FORMAT} is known")
+    found: list[Run | tuple[str, str]] = []
+    try:
+        for group in content["groups"]:
+            for name, own in group["runs"].items():
+                found.append(_read(str(path.parent / name), group, own))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path.name}: not an archive of runs ({error!r})") from error
+    return found
+
+
+def _read(name: str, group: Mapping[str, Any], own: Mapping[str, Any]) -> Run | tuple[str, str]:
+    record, config = group["record"] | own["record"], group["config"] | own["config"]
+    try:
+        return run_folder.check_run(name, record, config, "\n".join(own["curve"]))
+    except ValueError as error:
+        return name, str(error)

@@ -1,0 +1,110 @@
+"""One question over several batch sizes: does Shampoo's advantage grow with the batch?
+
+The recipes were run at each batch size for the same numbers of epochs. The advantage over another
+optimizer is the difference of the two final accuracies, seed by seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from reporting import inference
+from reporting.rows import Row
+
+SUBJECT = "shampoo"
+
+
+def compare(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Returns, for every other optimizer and every common number of examples, the advantages.
+
+    `advantages`: per batch size the median over seeds in accuracy (a fraction) and its bootstrap
+    interval. `growth`: the same of the advantage at the largest batch minus that at the smallest,
+    seed by seed; `p_adjusted` is of its sign-flip test, Holm's over all that is returned.
+    """
+    cells: dict[tuple[Any, ...], dict[str, list[Row]]] = {}
+    for row in rows:
+        if row.first.kind == "run" and row.first.total_steps and row.first.global_batch_size:
+            n_examples = row.first.total_steps * row.first.global_batch_size
+            key = (row.first.dataset, n_examples, row.first.global_batch_size)
+            cells.setdefault(key, {}).setdefault(row.first.recipe, []).append(row)
+    found = []
+    for dataset, n_examples in sorted({key[:2] for key in cells}):
+        at = {batch: c for (*where, batch), c in cells.items() if where == [dataset, n_examples]}
+        names = sorted({name for recipes in at.values() for name in recipes})
+        for subject in (name for name in names if name.partition(":")[0] == SUBJECT):
+            for other in (name for name in names if name.partition(":")[0] != SUBJECT):
+                found += _over_batches(at, subject, other, dataset, n_examples)
+    for test, p in zip(found, inference.holm([t["p_value"] for t in found]), strict=True):
+        test["p_adjusted"] = p
+        test["sentence"] = sentence(test)
+    return found
+
+
+def _over_batches(
+    at: Mapping[int, Mapping[str, Sequence[Row]]],
+    subject: str,
+    other: str,
+    dataset: str,
+    n_examples: int,
+) -> list[dict[str, Any]]:
+    """Returns one entry, or none: fewer than two batch sizes have both recipes once."""
+    by_seed: dict[int, dict[int, float]] = {}
+    for batch, recipes in sorted(at.items()):
+        a, b = recipes.get(subject, []), recipes.get(other, [])
+        if len(a) == len(b) == 1:
+            mine, theirs = _finals(a[0]), _finals(b[0])
+            by_seed[batch] = {s: mine[s] - theirs[s] for s in sorted(set(mine) & set(theirs))}
+    batches = [batch for batch, values in by_seed.items() if len(values) >= 3]
+    if len(batches) < 2:
+        return []
+    first, last = by_seed[batches[0]], by_seed[batches[-1]]
+    growth = np.array([last[s] - first[s] for s in sorted(set(first) & set(last))])
+    if len(growth) < 3:
+        return []
+    return [
+        {
+            "dataset": dataset,
+            "n_examples": n_examples,
+            "subject": subject,
+            "other": other,
+            "batches": batches,
+            "n": [len(by_seed[batch]) for batch in batches],
+            "advantages": [_median(list(by_seed[batch].values())) for batch in batches],
+            "growth": _median(list(growth)) | {"n": len(growth)},
+            "p_value": inference.sign_flip_p(growth),
+        }
+    ]
+
+
+def _finals(row: Row) -> dict[int, float]:
+    """Returns the final accuracy by seed; a diverged run is at 0."""
+    finals = {
+        run.seed: 0.0 if run.status == "diverged" else run.final_accuracy
+        for run in row.runs
+        if run.seed is not None
+    }
+    return {seed: accuracy for seed, accuracy in finals.items() if accuracy is not None}
+
+
+def _median(values: Sequence[float]) -> dict[str, Any]:
+    return {
+        "median": float(np.median(values)),
+        "ci95": list(inference.median_interval(values) or (None, None)),
+    }
+
+
+def sentence(test: Mapping[str, Any]) -> str:
+    """Returns the answer for one other optimizer and one number of examples, in words."""
+    growth, batches = test["growth"], test["batches"]
+    said = "no change shown"
+    if test["p_adjusted"] <= inference.ALPHA and growth["median"]:
+        said = "grows" if growth["median"] > 0 else "shrinks"
+    lo, hi = (100 * end for end in growth["ci95"])
+    return (
+        f"{test['subject']} over {test['other']}, {test['n_examples']:,} examples, from batch "
+        f"{batches[0]:,} to {batches[-1]:,}: {said} ({100 * growth['median']:+.2f} points, 95 % "
+        f"interval {lo:+.2f} to {hi:+.2f}; n = {growth['n']}, p = {test['p_adjusted']:.2g})"
+    )
