@@ -11,10 +11,10 @@ INSTALLED := $(VENV)/.installed
 PROXIES := lars:digits nesterov:digits shampoo:digits sm3:digits
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow lint lock data report bench chaos reproduce plan test-tpu mlperf-check
+.PHONY: help setup demo test test-slow lint lock data report bench chaos reproduce plan test-tpu mlperf-check study-digits study-fashion
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(INSTALLED)  ## virtual environment with the locked versions (EXTRA=slurm or tpu for more)
 ifdef EXTRA
@@ -50,6 +50,12 @@ data: $(INSTALLED)  ## ImageNet from the two ILSVRC tars: MANUAL_DIR=... [DATA_D
 report: $(INSTALLED)  ## table, report.json and report.html of DIR=results/demo
 	$(RUN) report.py $(DIR) --json=$(DIR)/report.json --html=$(DIR)/report.html
 report: DIR ?= results/demo
+
+study-digits: $(INSTALLED)  ## tune and measure the optimizers on digits, in parts if need be
+	$(RUN) -m studies digits --workers=$(WORKERS)
+
+study-fashion: $(INSTALLED)  ## the same on Fashion-MNIST, with budget ladders and batch sizes
+	$(RUN) -m studies fashion --workers=$(WORKERS)
 
 bench: $(INSTALLED)  ## side-by-side speed checks, as ratios
 	nice $(RUN) -m benchmarks.optimizers

@@ -1,0 +1,1 @@
+"""The small studies: what each consists of, and the commands that make it."""

@@ -1,0 +1,90 @@
+"""What the studies consist of: optimizers tuned alike, then measured with fresh seeds."""
+
+import dataclasses
+import pathlib
+from collections.abc import Iterator, Mapping
+
+OPTIMIZERS = ("lars", "nesterov", "sm3", "shampoo")
+BESIDE = "shampoo_lars_scale"  # not the authors' method: tuned and measured alike, a row apart
+TRIALS, TUNING_SEEDS = 24, "1000:1002"
+BATCH_TRIALS, BATCH_TUNING_SEEDS, BATCH_SEEDS = 8, "1000", "0:8"
+
+
+@dataclasses.dataclass(frozen=True)
+class Study:
+    """One data set's study.
+
+    Attributes:
+      task: the variant of the recipes, as `digits`.
+      total_steps: of the trials.
+      ladder: seeds by budgets, both as sweep.py takes them.
+      batches: {global batch size: its budgets in steps, the trials' first}, the same numbers of
+        epochs for all.
+      batch_eval_every_epochs: cadence of evaluations at every batch size.
+    """
+
+    task: str
+    total_steps: int
+    ladder: Mapping[str, str]
+    batches: Mapping[int, tuple[int, ...]] = dataclasses.field(default_factory=dict)
+    eval_every_examples: int = 0
+
+
+STUDIES = {
+    "digits": Study("digits", 60, {"48,60,76": "0:10"}),
+    "fashion": Study(
+        "fashion",
+        58,
+        {"34,40,84": "0:10", "48,58,70": "0:20"},
+        {768: (128, 224), 1536: (64, 112), 3072: (32, 56)},
+        eval_every_examples=8 * 3072,
+    ),
+}
+
+
+def commands(study: Study, out: pathlib.Path, workers: int) -> Iterator[list[str]]:
+    """The arguments of sweep.py, call by call; each continues where it was interrupted."""
+
+    def call(folder: pathlib.Path, optimizers: tuple[str, ...], *arguments: str) -> list[str]:
+        recipes = " ".join(f"{optimizer}:{study.task}" for optimizer in optimizers)
+        return [f"--recipes={recipes}", *arguments, f"--out={folder}", f"--workers={workers}"]
+
+    tuning = out / "tuning"
+    yield call(
+        tuning,
+        (*OPTIMIZERS, BESIDE),
+        f"--trials={TRIALS}",
+        f"--seeds={TUNING_SEEDS}",
+        f"--config.eval_every_steps={study.total_steps}",
+    )
+    tuned = f"--tuned={tuning / 'trials.json'}"
+    for budgets, seeds in study.ladder.items():
+        yield call(
+            out / "ladder", (*OPTIMIZERS, BESIDE), tuned, f"--budgets={budgets}", f"--seeds={seeds}"
+        )
+    for batch, steps in study.batches.items():
+        folder = out / f"batch_{batch:06d}"
+        same = [
+            f"--config.global_batch_size={batch}",
+            f"--config.model.bn_span={batch}",
+            f"--config.eval_every_steps={study.eval_every_examples // batch}",
+        ]
+        yield call(
+            folder / "tuning",
+            OPTIMIZERS,
+            tuned,
+            "--search=schedule.peak_learning_rate",
+            f"--trials={BATCH_TRIALS}",
+            f"--budgets={steps[0]}",
+            f"--seeds={BATCH_TUNING_SEEDS}",
+            *same,
+        )
+        yield call(
+            folder,
+            OPTIMIZERS,
+            tuned,
+            f"--tuned={folder / 'tuning' / 'trials.json'}",
+            f"--budgets={','.join(map(str, steps))}",
+            f"--seeds={BATCH_SEEDS}",
+            *same,
+        )

@@ -1,0 +1,96 @@
+"""The studies' commands: what they ask of sweep.py is what the sweep takes."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import sweep
+from configs import command_line
+from studies import __main__ as studies
+from studies import plan
+
+
+def planned(arguments):
+    options, overrides = sweep.arguments([*arguments, "--dry_run"])
+    return sweep.planned(options, overrides)
+
+
+def choose_first(path, recipes, fields):
+    """A trials.json as the tuning would leave it; its one trial has distinct values."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    values = dict.fromkeys(fields, 0.25)
+    table = {r: {"chosen": 0, "trials": [{"trial": 0, "values": values}]} for r in recipes}
+    path.write_text(json.dumps(table))
+
+
+@pytest.mark.parametrize("name", plan.STUDIES)
+def test_every_call_is_one_that_the_sweep_takes(name, tmp_path):
+    study = plan.STUDIES[name]
+    recipes = [f"{optimizer}:{name}" for optimizer in (*plan.OPTIMIZERS, plan.BESIDE)]
+    choose_first(tmp_path / "tuning" / "trials.json", recipes, ["optimizer.weight_decay"])
+    for batch in study.batches:
+        path = tmp_path / f"batch_{batch:06d}" / "tuning" / "trials.json"
+        choose_first(path, recipes, ["schedule.peak_learning_rate"])
+    tuning, *rest = [planned(call) for call in plan.commands(study, tmp_path, 2)]
+    n_seeds = 2
+    assert len(tuning) == 5 * plan.TRIALS * n_seeds
+    assert {run.config().total_steps for run in tuning} == {study.total_steps}
+    tuning_seeds = {run.seed for run in tuning}
+    ladder = rest[: len(study.ladder)]
+    for some, (budgets, seeds) in zip(ladder, study.ladder.items(), strict=True):
+        n = int(seeds.partition(":")[2])
+        assert len(some) == 5 * n * len(budgets.split(","))
+        assert {run.config().optimizer.weight_decay for run in some} == {0.25}
+        assert not tuning_seeds & {run.seed for run in some}
+    folders = [run.folder for some in (tuning, *rest) for run in some]
+    assert len(set(folders)) == len(folders)
+    for batch, some in zip(study.batches, rest[len(ladder) + 1 :: 2], strict=True):
+        configs = [run.config() for run in some]
+        assert len(configs) == 4 * 2 * 8
+        assert {c.global_batch_size for c in configs} == {batch}
+        assert {c.schedule.peak_learning_rate for c in configs} == {0.25}
+        assert not tuning_seeds & {run.seed for run in some}
+
+
+def test_every_batch_size_sees_the_same_examples_and_is_evaluated_as_often():
+    study = plan.STUDIES["fashion"]
+    examples = [[batch * steps for steps in budgets] for batch, budgets in study.batches.items()]
+    assert len(examples) == 3
+    assert examples[0] == examples[1] == examples[2]
+    for batch, budgets in study.batches.items():
+        assert study.eval_every_examples % batch == 0
+        assert all(steps * batch % study.eval_every_examples == 0 for steps in budgets[:1])
+
+
+def test_lars_scale_is_shampoo_with_the_scale_of_lars():
+    for task in ("digits", "fashion"):
+        mixed = command_line.load(f"{plan.BESIDE}:{task}")
+        lars, shampoo = (command_line.load(f"{name}:{task}") for name in ("lars", "shampoo"))
+        assert mixed.schedule == lars.schedule
+        assert mixed.optimizer.beta1 == lars.optimizer.momentum
+        assert mixed.optimizer.trust_coefficient == lars.optimizer.trust_coefficient
+        own = {"graft_type", "trust_coefficient", "beta1", "weight_decay"}
+        for field in set(shampoo.optimizer) - own:
+            assert mixed.optimizer[field] == shampoo.optimizer[field], field
+
+
+def test_the_dry_run_prints_every_command_and_starts_none(tmp_path):
+    command = [sys.executable, "-m", "studies", "fashion", f"--out={tmp_path / 'x'}", "--dry_run"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.count("python sweep.py") == 9
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_sweep_that_is_stopped_stops_the_study(tmp_path, monkeypatch):
+    calls = []
+
+    def run(command, check):
+        calls.append(command)
+        return subprocess.CompletedProcess(command, 75 if len(calls) == 2 else 0)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    assert studies.main(["digits", f"--out={tmp_path}", f"--results={tmp_path / 'r'}"]) == 75
+    assert len(calls) == 2
+    assert not (tmp_path / "r").exists()
