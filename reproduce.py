@@ -40,7 +40,9 @@ def arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         epilog="Any --config.FIELD=VALUE overrides that field in every recipe.",
     )
     parser.add_argument("--data_dir", required=True, help="where ImageNet is prepared")
-    parser.add_argument("--out", default="runs/reproduce", help="folder that all hosts see")
+    parser.add_argument(
+        "--out", type=runs.parse_out, default="runs/reproduce", help="folder that all hosts mount"
+    )
     parser.add_argument("--recipes", default=RECIPES)
     parser.add_argument("--seeds", default="0:50", help="as 0:50 (0 to 49)")
     parser.add_argument("--devices", type=int, default=256, help="devices in all")

@@ -61,7 +61,7 @@ def arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         help="end runs that the finished ones of their recipe left behind (the median-stopping "
         "rule); they are marked as aborted",
     )
-    parser.add_argument("--out", type=pathlib.Path, help="folder for all runs")
+    parser.add_argument("--out", type=runs.parse_out, help="folder for all runs")
     parser.add_argument("--workers", type=int, default=1, help="processes, each on its own cores")
     parser.add_argument("--attempts", type=int, default=2, help="of a run whose worker dies")
     parser.add_argument("--dry_run", action="store_true", help="say what would be run, and stop")

@@ -1,5 +1,6 @@
 """Which runs a sweep consists of, and where each of them lies."""
 
+import argparse
 import dataclasses
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -77,6 +78,19 @@ def plan_runs(
         Run(recipe, s, folder / f"seed_{s:04d}", (*overrides, f"--config.seed={s}"), group)
         for s in seeds
     ]
+
+
+def parse_out(text: str) -> pathlib.Path:
+    """The folder of a sweep.
+
+    Raises:
+      argparse.ArgumentTypeError: a bucket, which has neither locks nor files that grow.
+    """
+    if "://" in text:
+        raise argparse.ArgumentTypeError(
+            f"{text}: must be a folder, for its lock and manifest; mount the bucket on every host"
+        )
+    return pathlib.Path(text)
 
 
 def parse_recipes(text: str) -> list[str]:

@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+import reproduce
 import sweep
 
 
@@ -95,3 +96,16 @@ def test_two_real_runs_and_their_report(tmp_path, monkeypatch):
     assert report.main([str(out), f"--json={tmp_path / 'report.json'}"]) == 0
     row = json.loads((tmp_path / "report.json").read_text())["rows"][0]
     assert (row["recipe"], row["n"], row["total_steps"]) == ("nesterov:smoke", 2, 2)
+
+
+@pytest.mark.parametrize("main", [sweep.main, reproduce.main])
+def test_a_bucket_is_refused_and_no_folder_of_its_name_is_made(main, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    arguments = ["--recipes=lars:smoke", "--out=gs://bucket/runs", "--dry_run"]
+    if main is reproduce.main:
+        arguments.append("--data_dir=data")
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    assert end.value.code == 2
+    assert "mount the bucket on every host" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []

@@ -53,7 +53,7 @@ def printed(capsys, *arguments):
 
 
 def test_the_gcloud_script_brings_the_committed_tree_to_every_worker(tmp_path, capsys):
-    arguments = ["--data_dir=gs://my data/imagenet", "--out=gs://runs", "--dry_run"]
+    arguments = ["--data_dir=gs://my data/imagenet", "--out=/mnt/my runs", "--dry_run"]
     pod = ["gcloud", "--name=my-pod", "--zone=my-zone", "--"]
     (tmp_path / "go").write_text(printed(capsys, *pod, *arguments))
     environment = put(tmp_path / "bin", gcloud=GCLOUD, make=MAKE)
