@@ -164,6 +164,7 @@ def compare_accuracy(a: Row, b: Row) -> dict[str, Any]:
         frame
         | inference.test_scores(scores, a.n, is_paired(a, b))
         | {"difference": finite(difference), "ci95": interval}
+        | {"median_diverged": [bool(np.isneginf(np.median(f))) for f in finals]}
     )
 
 

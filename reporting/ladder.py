@@ -112,7 +112,17 @@ def test_tables(
     found = inference.test_scores(inference.waiting_scores(lo, needed), len(x), paired)
     steps = [float(steps_needed(budgets, np.median(v, axis=0), target)) for v in (x, y)]
     known = all(map(math.isfinite, steps))
-    return found | {"ratio": steps[0] / steps[1] if known else None}
+    return found | {"ratio": steps[0] / steps[1] if known else None} | _bound(budgets, *steps)
+
+
+def _bound(budgets: np.ndarray, a: float, b: float) -> dict[str, float]:
+    """Returns a bound of the ratio where one median alone lies beyond an end of the ladder."""
+    smallest, largest = float(budgets[0]), float(budgets[-1])
+    if a < b and (a == smallest or math.isinf(b)):
+        return {"ratio_below": a / min(b, largest)}
+    if b < a and (b == smallest or math.isinf(a)):
+        return {"ratio_above": min(a, largest) / b}
+    return {}
 
 
 def _log_steps(budgets: np.ndarray, target: float, accuracies: np.ndarray) -> np.ndarray:

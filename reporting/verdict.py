@@ -10,8 +10,8 @@ from reporting.inference import ALPHA
 def verdict(test: dict[str, Any]) -> str:
     """Returns "fewer steps", "more steps", "higher|lower final accuracy" or "no difference ...".
 
-    A difference is claimed for a against b only if the corrected p is at most 5 % and the medians
-    do not point the other way.
+    A difference is claimed for a against b only if the corrected p is at most 5 % and the medians,
+    where both are known, differ in the same direction.
     """
     n = (
         f"n = {test['n'][0]}"
@@ -29,11 +29,16 @@ def verdict(test: dict[str, Any]) -> str:
 
 
 def _medians_disagree(test: dict[str, Any]) -> bool:
+    """Whether the medians are equal, or the one that the ranks call better is the worse."""
     if test["measure"] == "B":
         difference = test["difference"]
-        return difference is not None and (difference <= 0 if test["lower"] else difference >= 0)
-    ratio = test["ratio"]
-    return ratio is not None and (ratio >= 1 if test["lower"] else ratio <= 1)
+        if difference is None:
+            a, b = test["median_diverged"]
+            return a and not b if test["lower"] else b and not a
+        return difference <= 0 if test["lower"] else difference >= 0
+    side, sign = ("above", 1) if test["lower"] else ("below", -1)
+    ratio = test.get(f"ratio_{side}") if test["ratio"] is None else test["ratio"]
+    return ratio is not None and sign * ratio >= sign
 
 
 def sentence(test: dict[str, Any]) -> str:
@@ -82,7 +87,7 @@ def _size(test: dict[str, Any]) -> str:
         if test.get(f"ratio_{side}") is not None:
             return f"ratio of steps {side} {test[f'ratio_{side}']:.3f}; "
     if test["ratio"] is None:
-        return "the medians lie beyond the budget; "
+        return "ratio of steps not known; "
     return f"ratio of steps {test['ratio']:.3f}{_ends(interval, '.3f', 1)}; "
 
 

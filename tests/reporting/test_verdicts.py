@@ -130,6 +130,45 @@ def test_diverged_seeds_stay_in_n_and_count_against(tmp_path):
     assert comparison(tmp_path)["verdict"] == "more steps"
 
 
+def test_no_difference_is_shown_where_ranks_and_medians_contradict_each_other(tmp_path):
+    """54 % reach the target late, 46 % early: by ranks the early ones win, by the median not."""
+    for seed in range(50):
+        late = (971, 980) if seed < 27 else (900, 960)
+        early = (971 if seed < 23 else 500, *[500] * 8, 900, 960)
+        write_run(tmp_path, "lars:digits", seed, (*[500] * 9, *late))
+        write_run(tmp_path, "shampoo:digits", seed, early)
+    test = comparison(tmp_path)
+    assert test["p_value"] < 0.05
+    assert test["verdict"] == "no difference shown with n = 50"
+    assert "ratio of steps below 0.909" in test["sentence"]  # 160 steps against more than 176
+
+
+def test_no_accuracy_is_called_higher_whose_median_run_diverged(tmp_path):
+    """24 seeds end high, 26 diverge, against 28 that end low: of the pairs the first win more."""
+    for seed in range(50):
+        for recipe, accuracy, n in (("lars", 500, 28), ("shampoo", 900, 24)):
+            status = "done" if seed < n else "diverged"
+            write_run(tmp_path, f"{recipe}:digits", seed, (accuracy,), status=status)
+    test = comparison(tmp_path, "B")
+    assert test["p_value"] < 0.05
+    assert test["verdict"] == "no difference shown with n = 50"
+
+
+@pytest.mark.parametrize(
+    ("lars", "shampoo", "bound"),
+    [
+        (200, 80, 80 / 96),  # lars does not reach the target with the largest budget
+        (40, 30, 32 / (32 + 16 * 13 / 24)),  # shampoo reaches it with the smallest already
+    ],
+)
+def test_beyond_an_end_of_the_ladder_the_ratio_is_a_bound(lars, shampoo, bound, tmp_path):
+    ladder(tmp_path, "lars:digits", lars, 10)
+    ladder(tmp_path, "shampoo:digits", shampoo, 10)
+    (test,) = report_on(tmp_path)["comparisons"]
+    assert test["ratio_above"] == pytest.approx(1 / bound)
+    assert f"by its budget ladder (ratio of steps below {bound:.3f}; p" in test["sentence"]
+
+
 def test_several_comparisons_are_corrected_for_their_number(tmp_path):
     """Four recipes of five seeds: p = 2/252 in six tests is 6 * 2/252 = 0.048; in ten, 0.079."""
     for seed in range(5):
