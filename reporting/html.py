@@ -76,7 +76,7 @@ def verdicts(report: dict[str, Any]) -> str:
 def claims(report: dict[str, Any]) -> str:
     """Returns whether each row's median reaches the target; ladders have their own table."""
     laddered = {(ladder["recipe"], ladder["dataset"]) for ladder in report["ladders"]}
-    rows = [r for r in report["rows"] if (name(r), r["dataset"]) not in laddered]
+    rows = [r for r in report["rows"] if (verdict.row_name(r), r["dataset"]) not in laddered]
     lines = [sentence for row in rows if (sentence := verdict.claim_sentence(row))]
     return heading("Does the median over seeds reach the target?") + items(lines) if lines else ""
 
@@ -98,7 +98,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
         b += " [" + ", ".join(screen.fraction(end) for end in accuracy["ci95"]) + "]"
     words = {"yes": "reached", "no": "not reached"}.get(claim, "-")
     return [
-        name(row),
+        verdict.row_name(row),
         "?" if row["total_steps"] is None else str(row["total_steps"]),
         str(row["n"]),
         f"{row['n_reached']}/{row['n']}",
@@ -109,10 +109,6 @@ def _cells(row: dict[str, Any]) -> list[str]:
         *(number(s, 1) for s in seconds.values()),
         "; ".join(row["flags"]),
     ]
-
-
-def name(row: dict[str, Any]) -> str:
-    return row["recipe"] + (f" [{row['variant']}]" if row["variant"] else "")
 
 
 def number(value: float | None, digits: int = 0) -> str:
@@ -174,7 +170,7 @@ def power(rows: Sequence[dict[str, Any]]) -> str:
         return ""
     head = ["recipe", "budget", "spread of log steps", *known[0]["power"]["seeds"]]
     lines = [
-        [name(row), str(row["total_steps"] or "?"), f"{row['power']['log_sd']:.3f}",
+        [verdict.row_name(row), str(row["total_steps"] or "?"), f"{row['power']['log_sd']:.3f}",
          *map(str, row["power"]["seeds"].values())]
         for row in known
     ]  # fmt: skip

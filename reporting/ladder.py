@@ -59,11 +59,14 @@ def _accuracies(rows: Sequence[Row]) -> tuple[list[int | None], np.ndarray]:
 
 
 def summarise(rows: Sequence[Row]) -> dict[str, Any]:
-    """Returns the ladder of one recipe: budgets, medians, smallest and interpolated budget."""
+    """Returns the ladder of one recipe: budgets, medians, smallest and interpolated budget.
+
+    A run without measure B counts as worse than all others.
+    """
     rows = sorted(rows, key=lambda row: row.first.total_steps or 0)
     budgets = np.array([row.first.total_steps for row in rows], dtype=float)
     target = rows[0].first.target_accuracy
-    medians = np.array([np.median(f) if len(f := row.finals()) else -np.inf for row in rows])
+    medians = np.array([row.median_bounds()[0] for row in rows])
     smallest = [b for b, m in zip(budgets, medians, strict=True) if m >= target - TIE_TOLERANCE]
     return {
         "recipe": rows[0].name,

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from reporting import figures, html, provenance, screen
+from reporting import figures, html, provenance, screen, verdict
 from reporting.rows import Row
 from reporting.runs import read_json
 
@@ -107,7 +107,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
     accuracy = row["final_accuracy"]
     ends = accuracy["ci95"]
     return [
-        html.name(row),
+        verdict.row_name(row),
         str(row["total_steps"]),
         str(row["n"]),
         f"{row['n_reached']}/{row['n']}",

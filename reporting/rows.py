@@ -58,6 +58,16 @@ class Row:
             dtype=float,
         )
 
+    def median_bounds(self) -> tuple[float, float]:
+        """Returns what measure B's median over all runs is at least and at most.
+
+        An unmeasured run may have ended anywhere: those that a rule or a crash ends are not like
+        the others, so the median of the others is not that of all.
+        """
+        n_unmeasured = self.n - len(self.finals())
+        lo, hi = (np.append(self.finals(), [end] * n_unmeasured) for end in (-np.inf, 1.0))
+        return float(np.median(lo)), float(np.median(hi))
+
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Returns {"schedule.peak_learning_rate": 1.0, ...} without the fields in NOT_COMPARED."""

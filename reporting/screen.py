@@ -6,6 +6,8 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
+from reporting.verdict import row_name
+
 WIDTH = 100
 MAX_REFUSED = 12
 NAME = 20
@@ -56,7 +58,7 @@ def _marks(flags: Sequence[str], notes: list[str]) -> str:
 
 def _lines(row: dict[str, Any], marks: str) -> list[str]:
     """Returns the row's lines: a long name stands above, the marks of its flags below."""
-    name = row["recipe"] + (f" [{row['variant']}]" if row["variant"] else "")
+    name = row_name(row)
     above = [] if len(name) <= NAME else textwrap.wrap(name, WIDTH)
     budget = "?" if row["total_steps"] is None else str(row["total_steps"])
     reached = f"{row['n_reached']}/{row['n']}"

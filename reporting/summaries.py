@@ -71,14 +71,17 @@ def power(row: Row) -> dict[str, Any]:
 
 
 def claim(row: Row) -> dict[str, Any]:
-    """Returns the seed's question: does the median over seeds reach the target at this budget?"""
+    """Returns the seed's question: does the median over seeds reach the target at this budget?
+
+    None where that depends on runs without measure B.
+    """
     finals, target = row.finals(), row.first.target_accuracy
     if not len(finals):
         return {"reaches_target": None, "margin": None}
-    median = float(np.median(finals))
+    lowest, highest = (bound >= target - TIE_TOLERANCE for bound in row.median_bounds())
     return {
-        "reaches_target": median >= target - TIE_TOLERANCE,
-        "margin": finite(median - target),
+        "reaches_target": lowest if lowest == highest else None,
+        "margin": finite(float(np.median(finals)) - target),
     }
 
 

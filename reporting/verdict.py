@@ -99,6 +99,10 @@ def _ends(interval: list[float | None] | None, form: str, factor: float) -> str:
     return f", 95 % interval {ends[0]} to {ends[1]}"
 
 
+def row_name(row: dict[str, Any]) -> str:
+    return row["recipe"] + (f" [{row['variant']}]" if row["variant"] else "")
+
+
 def claim_sentence(row: dict[str, Any]) -> str | None:
     """Returns whether the median over seeds reaches the target at this budget; None if unmeasured.
 
@@ -109,10 +113,8 @@ def claim_sentence(row: dict[str, Any]) -> str | None:
         return None
     median = "diverged" if accuracy["median"] is None else f"{accuracy['median']:.5g}"
     words = "reaches" if reaches else "does not reach"
-    text = f"{row['recipe']} {words} {row['target_accuracy']:.4g} in {row['total_steps']} steps"
+    text = f"{row_name(row)} {words} {row['target_accuracy']:.4g} in {row['total_steps']} steps"
     text += f": the median final accuracy of {accuracy['n_measured']} seeds is {median}"
-    lo, hi = accuracy["ci95"] or (None, None)
-    if lo is None or hi is None:
-        return text
+    lo, hi = (-1.0 if end is None else end for end in accuracy["ci95"] or (1.0, 1.0))  # diverged
     inside = lo < row["target_accuracy"] <= hi
     return text + (", but its 95 % interval includes the target" if inside else "")

@@ -282,6 +282,58 @@ def test_a_claim_near_the_target_is_hedged_by_its_interval(spread, hedged, tmp_p
     assert ("its 95 % interval includes the target" in sentence) is hedged
 
 
+def test_a_claim_is_hedged_where_the_interval_ends_at_diverged_runs(tmp_path):
+    for seed in range(10):
+        status = "done" if seed < 6 else "diverged"
+        write_run(tmp_path, "shampoo:digits", seed, (500, 975), status=status)
+    (row,) = report_on(tmp_path)["rows"]
+    assert row["final_accuracy"]["ci95"] == [None, 0.975]
+    assert claim_sentence(row).endswith("but its 95 % interval includes the target")
+
+
+@pytest.mark.parametrize(
+    ("above", "below", "aborted", "reaches"),
+    [
+        (6, 0, 4, True),  # whatever the aborted ones gave, six of ten are above
+        (5, 0, 5, None),  # three of them below .965 would pull the median under .97
+        (0, 6, 4, False),
+        (3, 0, 7, None),
+        (0, 0, 3, None),
+    ],
+)
+def test_the_claim_holds_whatever_the_aborted_runs_would_have_given(
+    above, below, aborted, reaches, tmp_path
+):
+    for seed, count in enumerate([975] * above + [960] * below + [500] * aborted):
+        status = "done" if seed < above + below else "aborted"
+        write_run(tmp_path, "shampoo:digits", seed, (400, count), status=status)
+    (row,) = report_on(tmp_path)["rows"]
+    assert row["claim"]["reaches_target"] is reaches
+
+
+def test_a_budget_whose_good_runs_alone_ended_is_not_the_smallest_that_reaches(tmp_path):
+    for budget, n_done in ((32, 4), (64, 10)):
+        for seed in range(10):
+            status = "done" if seed < n_done else "aborted"
+            counts = (300, 975 if seed < n_done else 400)
+            steps = budget // 2
+            write_run(
+                tmp_path, "shampoo:digits", seed, counts, eval_every_steps=steps, status=status
+            )
+    (ladder,) = report_on(tmp_path)["ladders"]
+    assert (ladder["smallest_budget"], ladder["interpolated"]) == (64, 64.0)
+
+
+def test_claims_of_one_recipe_with_other_settings_are_told_apart(tmp_path):
+    for rate, count in ((1.0, 975), (2.0, 960)):
+        config = {"schedule": {"peak_learning_rate": rate}}
+        write_run(tmp_path / str(rate), "shampoo:digits", 0, (400, count), config=config)
+    assert [claim_sentence(row).partition(" 0.97")[0] for row in report_on(tmp_path)["rows"]] == [
+        "shampoo:digits [peak_learning_rate=1.0] reaches",
+        "shampoo:digits [peak_learning_rate=2.0] does not reach",
+    ]
+
+
 def test_the_power_of_a_row_follows_from_its_spread(tmp_path):
     for seed in range(10):
         hit = 2 + seed % 3  # 48, 64, 80 steps
