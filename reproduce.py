@@ -87,7 +87,7 @@ def sweep(options: argparse.Namespace, overrides: Sequence[str]) -> list[str]:
 
 
 def report(options: argparse.Namespace) -> list[str]:
-    out = options.out
+    out = str(options.out)
     return ["report.py", out, f"--json={out}/report.json", f"--html={out}/report.html"]
 
 
