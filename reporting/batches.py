@@ -73,7 +73,7 @@ def _over_batches(
             "batches": batches,
             "n": [len(by_seed[batch]) for batch in batches],
             "advantages": [_median(list(by_seed[batch].values())) for batch in batches],
-            "growth": _median(list(growth)) | {"n": len(growth)},
+            "growth": _median(growth) | {"mean": float(growth.mean()), "n": len(growth)},
             "p_value": inference.sign_flip_p(growth),
         }
     ]
@@ -89,10 +89,10 @@ def _finals(row: Row) -> dict[int, float]:
     return {seed: accuracy for seed, accuracy in finals.items() if accuracy is not None}
 
 
-def _median(values: Sequence[float]) -> dict[str, Any]:
+def _median(values: Sequence[float] | np.ndarray) -> dict[str, Any]:
     return {
         "median": float(np.median(values)),
-        "ci95": list(inference.median_interval(values) or (None, None)),
+        "ci95": list(inference.median_interval(list(values)) or (None, None)),
     }
 
 
@@ -100,7 +100,8 @@ def sentence(test: Mapping[str, Any]) -> str:
     """Returns the answer for one other optimizer and one number of examples, in words."""
     growth, batches = test["growth"], test["batches"]
     said = "no change shown"
-    if test["p_adjusted"] <= inference.ALPHA and growth["median"]:
+    # The test is on the mean: where the median lies on the other side of zero, neither is said.
+    if test["p_adjusted"] <= inference.ALPHA and growth["median"] * growth["mean"] > 0:
         said = "grows" if growth["median"] > 0 else "shrinks"
     lo, hi = (100 * end for end in growth["ci95"])
     return (

@@ -243,6 +243,7 @@ def batches(tests: Sequence[Mapping[str, Any]]) -> str | None:
                 ax.plot([x] * len(ends), ends, color=colour, linewidth=1.5, alpha=0.6)
         ax.axhline(0.0, color="#444444", linewidth=0.8)
         ax.set_xscale("log", base=2)
-        ax.set_xticks(tests[0]["batches"], [f"{x:,}" for x in tests[0]["batches"]])
+        ticks = sorted({batch for test in tests for batch in test["batches"]})
+        ax.set_xticks(ticks, [f"{x:,}" for x in ticks])
         ax.legend(frameon=False, fontsize=7)
         return svg(figure)

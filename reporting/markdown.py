@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,11 @@ def drawn(report: dict[str, Any], rows: Sequence[Row]) -> dict[str, str]:
     tasks: dict[Any, list[Row]] = {}
     for row in rows:
         tasks.setdefault(row.task, []).append(row)
-    for (_, batch, _), some in tasks.items():
-        found[f"ladder_{batch}.svg"] = figures.ladders(some)
-        found[f"curves_{batch}.svg"] = figures.accuracy_curves(some)
+    batches = [batch for _, batch, _ in tasks]
+    for i, some in enumerate(tasks.values()):
+        where = f"{batches[i]}" if batches.count(batches[i]) == 1 else f"{batches[i]}_{i}"
+        found[f"ladder_{where}.svg"] = figures.ladders(some)
+        found[f"curves_{where}.svg"] = figures.accuracy_curves(some)
     found["batches.svg"] = figures.batches(report["batches"])
     return {name: svg for name, svg in found.items() if svg}
 
@@ -41,19 +43,20 @@ def render(
     lines = [
         f"# {', '.join(datasets)}: what was run, and what it shows",
         "",
-        "Written by `report.py --markdown` from `runs.json`, the records and curves of all runs "
-        "here; nothing on this page is typed.",
+        "Written by `report.py --markdown` from the records and curves of all runs here; nothing "
+        "on this page is typed.",
         "",
         report["proxy_note"] or "",
         "",
         "## Verdict",
         "",
         *(f"* {line}" for line in screen.verdict_lines(report["comparisons"])),
+        "",
         *_batches(report["batches"]),
         *_ladders(report["ladders"]),
         *(f"![{name.removesuffix('.svg')}]({name})\n" for name in pictures),
         *_runs(report["rows"]),
-        *_tuning(trials),
+        *_tuning(trials, {run.seed for row in rows for run in row.runs}),
         *_cost(rows),
         *_provenance(rows),
         *_failed(report),
@@ -71,24 +74,27 @@ def table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> Iterator[str]:
 
 def _batches(tests: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     if tests:
-        yield "\n## Does Shampoo's advantage grow with the batch?\n"
+        yield "## Does Shampoo's advantage grow with the batch?\n"
         yield "Final accuracy after the same number of examples, seed by seed.\n"
         yield from (f"* {test['sentence']}" for test in tests)
         yield ""
-        head = ["examples", "over", *(f"batch {batch:,}" for batch in tests[0]["batches"])]
-        yield from table(head, [[f"{t['n_examples']:,}", t["other"], *_points(t)] for t in tests])
+        batches = sorted({batch for test in tests for batch in test["batches"]})
+        head = ["examples", "over", *(f"batch {batch:,}" for batch in batches)]
+        lines = [[f"{t['n_examples']:,}", t["other"], *_points(t, batches)] for t in tests]
+        yield from table(head, lines)
 
 
-def _points(test: Mapping[str, Any]) -> list[str]:
-    return [
-        f"{100 * a['median']:+.2f} [{100 * a['ci95'][0]:+.2f}, {100 * a['ci95'][1]:+.2f}] points"
-        for a in test["advantages"]
-    ]
+def _points(test: Mapping[str, Any], batches: Sequence[int]) -> list[str]:
+    found = {
+        batch: f"{100 * a['median']:+.2f} [{100 * a['ci95'][0]:+.2f}, {100 * a['ci95'][1]:+.2f}]"
+        for batch, a in zip(test["batches"], test["advantages"], strict=True)
+    }
+    return [f"{found[batch]} points" if batch in found else "-" for batch in batches]
 
 
 def _ladders(ladders: Sequence[dict[str, Any]]) -> Iterator[str]:
     if ladders:
-        yield "\n## Budget ladders\n"
+        yield "## Budget ladders\n"
         yield "The smallest number of steps at which the median over seeds reaches the target.\n"
         yield from (f"* {line}" for line in screen.ladder_lines(ladders))
         yield ""
@@ -108,43 +114,63 @@ def _cells(row: dict[str, Any]) -> list[str]:
     ends = accuracy["ci95"]
     return [
         verdict.row_name(row),
-        str(row["total_steps"]),
+        "?" if row["total_steps"] is None else str(row["total_steps"]),
         str(row["n"]),
         f"{row['n_reached']}/{row['n']}",
         str(row["n_diverged"]),
         screen.steps_cell(row),
-        screen.accuracy_cell(row).rpartition(" ")[0] or "not measured",
+        screen.accuracy_cell(row).rpartition(" ")[0] if accuracy["n_measured"] else "not measured",
         "-" if ends is None else "[" + ", ".join(map(screen.fraction, ends)) + "]",
     ]
 
 
-def _tuning(files: Sequence[Path]) -> Iterator[str]:
-    """What the trials chose: each file holds all of them, with their accuracies."""
-    if files:
-        yield "## Tuning\n"
-        yield "Quasi-random trials, the same number for every optimizer, on seeds not used above.\n"
-    lines = []
+def _tuning(files: Sequence[Path], seeds: Collection[int | None]) -> Iterator[str]:
+    """What the trials chose: each file holds all of them, with their accuracies.
+
+    Args:
+      seeds: of the runs on this page.
+    """
+    if not files:
+        return
+    lines, alike, fresh = [], True, True
     for file in files:
-        for recipe, found in read_json(file).items():
-            chosen = found["trials"][found["chosen"]]
-            values = ", ".join(f"{k.split('.')[-1]} {v:g}" for k, v in chosen["values"].items())
-            n_seeds = str(len(chosen["final_accuracy"]))
-            lines.append([f"[{file.name}]({file.name})", recipe, str(len(found["trials"])), n_seeds,
-                          values, screen.fraction(chosen["median"])])  # fmt: skip
-    if lines:
-        head = ("all trials", "recipe", "trials", "seeds each", "chosen", "its median accuracy")
-        yield from table(head, lines)
+        try:
+            found = read_json(file).items()
+            lines += [[f"[{file.name}]({file.name})", *_chosen(r, of)] for r, of in found]
+            alike &= len({len(of["trials"]) for _, of in found}) == 1
+            tuned_on = {
+                int(s) for _, of in found for t in of["trials"] for s in t["final_accuracy"]
+            }
+            fresh &= not tuned_on & set(seeds)
+        except (KeyError, TypeError, AttributeError, IndexError) as error:
+            raise ValueError(f"{file}: not what sweep.py --trials writes ({error!r})") from error
+    yield "## Tuning\n"
+    number = "the same number" if alike else "NOT the same number"
+    where = "seeds not used above" if fresh else "SEEDS THAT ARE ALSO ABOVE"
+    yield f"Quasi-random trials, {number} for every optimizer, on {where}.\n"
+    head = ("all trials", "recipe", "trials", "seeds each", "chosen", "its median accuracy")
+    yield from table(head, lines)
+
+
+def _chosen(recipe: str, found: Mapping[str, Any]) -> list[str]:
+    """Returns the cells of one recipe's trials; none is chosen where none was finished."""
+    trials, number = found["trials"], found["chosen"]
+    cells = [recipe, str(len(trials)), str(len(trials[0]["final_accuracy"]))]
+    if number is None:
+        return [*cells, "none", "-"]
+    values = ", ".join(f"{k.split('.')[-1]} {v:g}" for k, v in trials[number]["values"].items())
+    return [*cells, values, screen.fraction(trials[number]["median"])]
 
 
 def _cost(rows: Sequence[Row]) -> Iterator[str]:
     yield "## Cost\n"
     yield f"{html.COST}\n"
     lines = []
-    for row in rows:
+    for row in (row for row in rows if row.first.kind == "run"):
         cost = provenance.cost(row)
         numbers = [html.number(cost[key], 1) for key in ("cpu", "train", "images_per_second")]
-        lines.append([row.name, f"{row.first.global_batch_size:,}", str(row.first.total_steps),
-                      *numbers])  # fmt: skip
+        batch, steps = html.number(row.first.global_batch_size), str(row.first.total_steps)
+        lines.append([row.name, batch, steps, *numbers])
     yield from table(("recipe", "batch", "steps", "CPU-s", "train s", "images/s"), lines)
 
 

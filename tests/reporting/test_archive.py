@@ -2,6 +2,7 @@
 
 import json
 
+import log_files
 import numpy as np
 import pytest
 from run_folders import write_run
@@ -115,6 +116,74 @@ def test_whether_the_advantage_grows_with_the_batch(tmp_path, capsys):
     assert same["growth"]["median"] == pytest.approx(0.0, abs=1e-12)
     assert "no change shown" in same["sentence"]
     assert "Does the advantage grow with the batch?" in capsys.readouterr().out
+
+
+def page(tmp_path, status=0):
+    assert report.main([str(tmp_path), f"--markdown={tmp_path / 'README.md'}"]) == status
+    return (tmp_path / "README.md").read_text() if not status else ""
+
+
+def test_an_advantage_stands_below_its_own_batch_size(tmp_path):
+    for batch, steps in ((256, 64), (512, 32), (1024, 16)):
+        accuracies(tmp_path, "shampoo:digits", batch, steps, [0.8] * 3)
+        accuracies(tmp_path, "lars:digits", batch, steps, [0.7] * 3)
+        if batch != 512:
+            accuracies(tmp_path, "sm3:digits", batch, steps, [0.8 - batch / 10_240] * 3)
+    text = page(tmp_path)
+    assert "| examples | over | batch 256 | batch 512 | batch 1,024 |" in text
+    assert "| sm3:digits | +2.50 [+2.50, +2.50] points | - | +10.00 [" in text
+
+
+def test_mean_and_median_of_a_growth_must_agree(tmp_path):
+    """Six seeds lose ten points, seven gain a tenth: the mean falls (p = 2/64), not the median."""
+    accuracies(tmp_path, "shampoo:digits", 256, 64, [0.8] * 13)
+    accuracies(tmp_path, "shampoo:digits", 1024, 16, [0.7] * 6 + [0.801] * 7)
+    for batch, steps in ((256, 64), (1024, 16)):
+        accuracies(tmp_path, "lars:digits", batch, steps, [0.6] * 13)
+    assert report.main([str(tmp_path), f"--json={tmp_path}/r.json"]) == 0
+    (test,) = json.loads((tmp_path / "r.json").read_text())["batches"]
+    assert test["p_value"] == pytest.approx(2 / 64)
+    assert "no change shown" in test["sentence"]
+
+
+def test_tasks_of_one_batch_size_have_figures_of_their_own(tmp_path):
+    for dataset in ("digits", "other"):
+        write_run(tmp_path / dataset, "lars:digits", 0, record={"dataset": dataset})
+    text = page(tmp_path)
+    assert {p.name for p in tmp_path.glob("*.svg")} == {"curves_640_0.svg", "curves_640_1.svg"}
+    assert all(f"![curves_640_{i}](curves_640_{i}.svg)" in text for i in range(2))
+
+
+def test_a_page_of_logs_that_tell_little(tmp_path):
+    lines = log_files.log_lines({}, [0.5, 0.76], 100.0)
+    (tmp_path / "result_0.txt").write_text("\n".join(lines))
+    assert "| ? | 1 | 1/1 | 0 | not known | not measured | - |" in page(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("seeds", "n_trials", "words"),
+    [
+        ("1000", 1, "the same number for every optimizer, on seeds not used above."),
+        ("0", 1, "the same number for every optimizer, on SEEDS THAT ARE ALSO ABOVE."),
+        ("1000", 2, "NOT the same number for every optimizer, on seeds not used above."),
+    ],
+)
+def test_the_page_says_of_the_tuning_what_its_file_shows(seeds, n_trials, words, tmp_path):
+    write_run(tmp_path / "runs", "lars:digits", 0)
+    trial = {"values": {"optimizer.momentum": 0.5}, "final_accuracy": {seeds: None}, "median": None}
+    of = {"chosen": None, "trials": [trial]}
+    table = {"lars:digits": of, "sm3:digits": of | {"trials": [trial] * n_trials}}
+    (tmp_path / "trials.json").write_text(json.dumps(table))
+    text = page(tmp_path)
+    assert words in text
+    assert "| lars:digits | 1 | 1 | none | - |" in text
+
+
+def test_foreign_trials_are_one_message(tmp_path, capsys):
+    write_run(tmp_path / "runs", "lars:digits", 0)
+    (tmp_path / "trials_old.json").write_text('{"lars:digits": {"trials": []}}')
+    page(tmp_path, status=2)
+    assert "trials_old.json: not what sweep.py --trials writes" in capsys.readouterr().err
 
 
 def test_other_numbers_of_examples_are_not_put_together(tmp_path):
