@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 TOKEN = ":::MLLOG"
+AFTER_TOKEN = re.compile(rf"{TOKEN}\s*")
 # Keys that open a run: after an evaluation or a run_stop they belong to the next run in the file.
 OPENING = ("cache_clear", "init_start", "run_start")
 
@@ -55,22 +57,31 @@ def read(path: Path) -> list[Log]:
 
 
 def parse(lines: Iterable[str]) -> Iterator[Line | None]:
-    """Yields each `:::MLLOG` line; None for one that cannot be read; other lines are skipped."""
+    """Yields each `:::MLLOG` record; None for one that cannot be read; other text is skipped.
+
+    Workers that write to one file may leave two records in a line, or a torn one before another.
+    """
     for text in lines:
-        start = text.rfind(TOKEN)
-        if start >= 0:
-            yield _line(text[start + len(TOKEN) :].lstrip())
+        start = text.find(TOKEN)
+        while start >= 0:
+            start = AFTER_TOKEN.match(text, start).end()  # type: ignore[union-attr]
+            if text.startswith(TOKEN, start):  # named twice
+                continue
+            line, end = _line(text, start)
+            yield line
+            start = text.find(TOKEN, end)
 
 
-def _line(text: str) -> Line | None:
+def _line(text: str, start: int) -> tuple[Line | None, int]:
+    """Returns (record or None, where it ends)."""
     try:
-        record, _ = json.JSONDecoder().raw_decode(text)
+        record, start = json.JSONDecoder().raw_decode(text, start)
         key, metadata = record["key"], record.get("metadata") or {}
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
-        return None
+        return None, start
     if not isinstance(key, str) or not isinstance(metadata, dict):
-        return None
-    return Line(key.strip(), record.get("value"), metadata, _time_ms(record))
+        return None, start
+    return Line(key.strip(), record.get("value"), metadata, _time_ms(record)), start
 
 
 def _time_ms(record: dict[str, Any]) -> float | None:

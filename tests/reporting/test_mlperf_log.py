@@ -99,6 +99,49 @@ def test_noise_prefixes_dicts_texts_and_missing_namespaces_are_read(tmp_path):
     assert (run.steps_to_target, run.seconds_to_target, run.last_accuracy) == (1727, 200.0, 0.76)
 
 
+@pytest.mark.parametrize("n_in_a_line", [2, 1000])
+def test_records_that_share_a_line_all_count(n_in_a_line, tmp_path):
+    lines = log_lines(SHAMPOO | {"note": "a value may say :::MLLOG, too"}, PATH, 200.0)
+    joined = ["".join(lines[i : i + n_in_a_line]) for i in range(0, len(lines), n_in_a_line)]
+    (run,) = read_log(write(tmp_path, joined))
+    assert (run.steps_to_target, run.seconds_to_target, run.flags) == (
+        1727, 200.0, ("steps derived from the logged epochs and schedule",)
+    )  # fmt: skip
+
+
+def test_a_torn_record_before_another_is_told(tmp_path):
+    lines = log_lines(SHAMPOO, PATH, 200.0)
+    lines[2] = lines[2][:30] + lines[3]
+    lines[4] = f":::MLLOG {lines[4]}"  # the token twice is no loss
+    (run,) = read_log(write(tmp_path, lines))
+    assert run.steps_to_target == 1727
+    assert "1 broken :::MLLOG lines: something may be missing" in run.flags
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        lambda text: b"\xef\xbb\xbf" + text.encode(),
+        lambda text: text.replace("\n", "\r\n").encode(),
+        lambda text: text.replace("\n", "\r").encode(),
+        lambda text: text.replace('"epoch_num": 44', '"epoch_num": "44.0"').encode(),
+        lambda text: text.replace("32768", '"32768"').encode(),
+    ],
+)
+def test_what_other_systems_write_gives_the_same_numbers(data, tmp_path):
+    (tmp_path / "result_0.txt").write_bytes(data("\n".join(log_lines(SHAMPOO, PATH, 200.0))))
+    (run,) = read_log(tmp_path / "result_0.txt")
+    assert (run.steps_to_target, run.total_steps, run.seconds_to_target) == (1727, 1727, 200.0)
+    assert (run.global_batch_size, run.last_accuracy) == (32768, 0.76)
+
+
+@pytest.mark.parametrize("accuracy", [76.0, "76.0%", True, [0.76], 1.0001, None])
+def test_an_accuracy_that_is_no_fraction_is_refused(accuracy, tmp_path):
+    lines = log_lines(SHAMPOO, [*SHAMPOO_PATH, accuracy], 200.0)
+    with pytest.raises(ValueError, match="is not a fraction"):
+        read_log(write(tmp_path, lines))
+
+
 def test_seconds_instead_of_milliseconds_and_repeated_lines_are_read(tmp_path):
     """v0.7: every one of many workers logs init_start, and times are in seconds."""
     lines = []
