@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from reporting.rows import Row, flatten
+from reporting.rows import Row
+from reporting.runs import flatten
 
 
 def config_differences(rows: Sequence[Row]) -> list[tuple[str, list[str]]]:

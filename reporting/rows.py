@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from reporting.runs import Run
-
-# Fields that change no result of a run.
-NOT_COMPARED = {
-    "seed", "workdir", "data_dir", "log_every_steps", "checkpoint_every_steps", "unverified",
-    "assumed", "resume", "profile", "compile_cache",
-}  # fmt: skip
+from reporting.runs import Run, flatten
 
 
 @dataclass(frozen=True)
@@ -69,19 +63,6 @@ class Row:
         return float(np.median(lo)), float(np.median(hi))
 
 
-def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Returns {"schedule.peak_learning_rate": 1.0, ...} without the fields in NOT_COMPARED."""
-    flat: dict[str, Any] = {}
-    for key, value in config.items():
-        if key in NOT_COMPARED:
-            continue
-        if isinstance(value, Mapping):
-            flat |= flatten(value, f"{prefix}{key}.")
-        else:
-            flat[prefix + key] = value
-    return flat
-
-
 def group(runs: Sequence[Run]) -> list[Row]:
     """Returns rows; runs of one recipe whose configs differ stand in different rows."""
     groups: dict[tuple[Any, ...], dict[str, list[Run]]] = {}
@@ -104,10 +85,19 @@ def _name_submissions(rows: list[Row]) -> list[Row]:
     named = []
     for row in rows:
         if row.first.kind == "log" and len(folders[row.first.recipe]) > 1:
-            parts = [p for p in submission(row.first).split("/") if p not in ("", "resnet")]
-            row = replace(row, variant=", ".join(filter(None, [parts[-1], row.variant])))
+            place = _end(submission(row.first), folders[row.first.recipe])
+            row = replace(row, variant=", ".join(filter(None, [place, row.variant])))
         named.append(row)
     return named
+
+
+def _end(folder: str, others: set[str]) -> str:
+    """Returns the end of a folder's path, without "resnet", as long as tells it from the others."""
+    ends = {place: [p for p in place.split("/") if p not in ("", "resnet")] for place in others}
+    parts = ends.pop(folder)
+    n = next((n for n in range(1, len(parts)) if parts[-n:] not in [e[-n:] for e in ends.values()]),
+             len(parts))  # fmt: skip
+    return "/".join(parts[-n:]) or folder
 
 
 def submission(run: Run) -> str:
@@ -125,13 +115,14 @@ def _split(by_settings: dict[str, list[Run]]) -> list[Row]:
     flats = {text: json.loads(text) for text in by_settings}
     keys = sorted({key for flat in flats.values() for key in flat})
     differing = [k for k in keys if len({json.dumps(f.get(k)) for f in flats.values()}) > 1]
-    rows = [
-        Row(
-            _by_seed(by_settings[text]),
-            ", ".join(f"{k.rsplit('.', 1)[-1]}={flats[text].get(k)}" for k in differing[:3]),
-        )
-        for text in sorted(by_settings)
-    ]
+    for keys in (differing[:3], differing):  # three fields, unless they leave two rows alike
+        variants = {
+            text: ", ".join(f"{k.rsplit('.', 1)[-1]}={flat.get(k)}" for k in keys)
+            for text, flat in flats.items()
+        }
+        if len(set(variants.values())) == len(variants):
+            break
+    rows = [Row(_by_seed(by_settings[text]), variants[text]) for text in sorted(by_settings)]
     return rows + ([Row(_by_seed(bare), "config unknown")] if bare else [])
 
 

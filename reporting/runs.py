@@ -18,6 +18,12 @@ from reporting.curves import Point
 # Two middle counts may average to the target exactly; their float average may miss it by one ulp.
 TIE_TOLERANCE = 1e-9
 
+# Fields that change no result of a run.
+NOT_COMPARED = {
+    "seed", "workdir", "data_dir", "log_every_steps", "checkpoint_every_steps", "unverified",
+    "assumed", "resume", "profile", "compile_cache",
+}  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Run:
@@ -60,8 +66,7 @@ class Run:
         """Returns what two runs may not share: seed and setting, or the lines of a log."""
         if self.kind == "log":
             return self.record["content"]
-        settings = {k: v for k, v in self.config.items() if k not in ("workdir", "data_dir")}
-        text = json.dumps(settings, sort_keys=True, default=str)
+        text = json.dumps(flatten(self.config), sort_keys=True, default=str)
         return self.recipe, self.dataset, self.global_batch_size, self.total_steps, self.seed, text
 
     def label(self) -> str:
@@ -82,6 +87,19 @@ class Run:
         if self.status == "aborted" or self.total_steps is None:
             return (float(self.curve[-1].step) if self.curve else 0.0), math.inf
         return float(self.total_steps), math.inf
+
+
+def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Returns {"schedule.peak_learning_rate": 1.0, ...} without the fields in NOT_COMPARED."""
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        if key in NOT_COMPARED:
+            continue
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat
 
 
 def read_json(path: Path) -> dict[str, Any]:

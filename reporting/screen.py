@@ -72,9 +72,9 @@ def _lines(row: dict[str, Any], marks: str) -> list[str]:
 
 
 def steps_cell(row: dict[str, Any]) -> str:
-    """Returns measure A as text; an unreached median says so."""
-    steps, budget = row["steps_to_target"], row["total_steps"]
-    unreached = "?" if budget is None else f">{budget}"
+    """Returns measure A as text; an unreached median lies beyond the last step that was run."""
+    steps, last = row["steps_to_target"], row["last_step"]
+    unreached = f">{last:.0f}" if last else "?"
     if steps["median"] is None and row["n_reached"] * 2 >= row["n"]:
         return "not known"
     median = unreached if steps["median"] is None else f"{steps['median']:.0f}"

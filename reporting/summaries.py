@@ -103,6 +103,7 @@ def summary(row: Row) -> dict[str, Any]:
         "n_aborted": sum(run.status == "aborted" for run in row.runs),
         "seeds": [run.seed for run in row.runs],
         "steps_to_target": steps_statistics(row),
+        "last_step": float(row.waiting()[0].max()),
         "final_accuracy": accuracy_statistics(row),
         "claim": claim(row),
         "seconds_to_target": seconds_statistics(row),

@@ -2,13 +2,14 @@
 
 import json
 import math
+from pathlib import Path
 
 import pytest
 from log_files import SHAMPOO, SHAMPOO_PATH, line, log_lines
 from run_folders import write_run
 
 import report
-from reporting import collect
+from reporting import collect, document, screen
 
 GOOD = (500, 900, 975)
 
@@ -136,6 +137,55 @@ def test_runs_of_one_name_with_other_settings_stand_in_other_rows(tmp_path, caps
     rows = json.loads((tmp_path / "report.json").read_text())["rows"]
     assert [row["variant"] for row in rows] == ["peak_learning_rate=1.0", "peak_learning_rate=2.0"]
     assert [row["seeds"] for row in rows] == [[0, 1], [2, 3]]
+
+
+def rows_of(*places):
+    runs, problems = collect.collect(places)
+    return document.build(runs, problems)[0]["rows"], problems
+
+
+@pytest.mark.parametrize(
+    ("names", "variants"),
+    [
+        (("v0.7/tpu/resnet", "v1.0/tpu/resnet"), ["v0.7/tpu", "v1.0/tpu"]),
+        (("resnet", "again"), ["again", "resnet"]),
+        (("a/x", "b/y"), ["x", "y"]),
+    ],
+)
+def test_logs_of_one_name_in_two_folders_are_told_apart(names, variants, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for seed, place in enumerate(map(Path, names)):
+        place.mkdir(parents=True)
+        lines = log_lines(SHAMPOO | {"seed": seed}, SHAMPOO_PATH, 200.0)
+        (place / "result_0.txt").write_text("\n".join(lines))
+    assert [row["variant"] for row in rows_of(*map(Path, names))[0]] == variants
+
+
+def test_rows_that_differ_in_a_fourth_field_have_names_of_their_own(tmp_path):
+    for i, last in enumerate((1, 2, 1)):
+        config = {"optimizer": {"a": i // 2, "b": i // 2, "c": i // 2, "d": last}}
+        write_run(tmp_path / str(i), config=config)
+    assert [row["variant"] for row in rows_of(tmp_path)[0]] == [
+        "a=0, b=0, c=0, d=1", "a=0, b=0, c=0, d=2", "a=1, b=1, c=1, d=1"
+    ]  # fmt: skip
+
+
+def test_a_seed_that_was_only_logged_more_often_is_the_same_run(tmp_path):
+    for every in (1, 2):
+        config = {"log_every_steps": every, "dataset": {"data_dir": f"disk{every}"}}
+        write_run(tmp_path / str(every), config=config)
+    (row,), (problem,) = rows_of(tmp_path)
+    assert row["n"] == 1
+    assert "is already counted" in problem.message
+
+
+def test_a_median_lies_beyond_what_was_run_and_not_beyond_what_was_planned(tmp_path):
+    planned = {"total_steps": 1000}
+    for seed in range(3):
+        write_run(tmp_path, seed=seed, counts=(500, 600), status="aborted", record=planned,
+                  config=planned)  # fmt: skip
+    (row,), _ = rows_of(tmp_path)
+    assert screen.steps_cell(row) == ">32 [>32, >32]"
 
 
 def test_a_run_that_stopped_at_the_target_has_no_accuracy_at_the_budget(tmp_path, capsys):
