@@ -83,6 +83,7 @@ def planned(options: argparse.Namespace, overrides: Sequence[str]) -> list[runs.
     for field in ("workers", "attempts"):
         if getattr(options, field) < 1:
             raise ValueError(f"{field}={getattr(options, field)}: needs at least 1")
+    refuse_twice(overrides, ["--config.seed"], "--seeds")
     asked: list[runs.Run] = []
     for recipe in recipes:
         for group, changed in variants(recipe, overrides, options):
@@ -94,11 +95,23 @@ def planned(options: argparse.Namespace, overrides: Sequence[str]) -> list[runs.
     return asked
 
 
+def refuse_twice(overrides: Sequence[str], given: Sequence[str], by: str) -> None:
+    """ValueError for an override of a field that the runs get from elsewhere: it would be lost."""
+    for override in overrides:
+        if override.partition("=")[0] in [other.partition("=")[0] for other in given]:
+            raise ValueError(f"{override.removeprefix('--')}: {by} sets this field; leave one out")
+
+
 def variants(
     recipe: str, overrides: Sequence[str], options: argparse.Namespace
 ) -> list[tuple[str, list[str]]]:
-    """What a recipe is run as, apart from seeds: (folder below the recipe's, overrides)."""
-    tuned = [override for path in options.tuned for override in trials.chosen(path, recipe)]
+    """What a recipe is run as, apart from seeds: (folder below the recipe's, overrides).
+
+    What the command line says of a field goes before what was tuned.
+    """
+    said = [override.partition("=")[0] for override in overrides]
+    chosen = [override for path in options.tuned for override in trials.chosen(path, recipe)]
+    tuned = [override for override in chosen if override.partition("=")[0] not in said]
     found = [("", tuned)]
     if options.budgets:
         config = command_line.load(recipe, overrides)
@@ -106,11 +119,16 @@ def variants(
             (budgets.group(steps), [*tuned, *budgets.stretched(config, steps)])
             for steps in budgets.parse(options.budgets)
         ]
+    if len(found) > 1 and options.stop_hopeless:
+        raise ValueError(f"budgets={options.budgets}: stop_hopeless compares at one; give one")
     if options.trials is None:
+        if options.search:
+            raise ValueError(f"search={options.search}: is for trials; give --trials=N")
         return found
     if len(found) > 1:
         raise ValueError(f"budgets={options.budgets}: trials are made at one budget; give one")
     points = trials.points(trials.ranges(recipe, options.search), options.trials)
+    refuse_twice(overrides, trials.overrides(points[0]), "--trials")
     return [
         (trials.group(i), [*found[0][1], *trials.overrides(point)])
         for i, point in enumerate(points)
@@ -184,6 +202,8 @@ def main(argv: Sequence[str]) -> int:
             return DONE
         joining, cluster = pod.joining_flags(options), slurm.parameters(options)
         asked = planned(options, overrides)
+        if joining and cluster:
+            raise ValueError("slurm: a task is one host; leave out --slurm or the several hosts")
         if options.stop_hopeless and (joining or cluster):
             raise ValueError("stop_hopeless: is for --workers on one host; leave it out here")
         if options.dry_run:

@@ -61,7 +61,7 @@ def next_run(queue: Queue, last_recipe: str, taken: set[str]) -> Run:
 
 def give(queue: Queue, worker: Worker, taken: set[str]) -> None:
     run = next_run(queue, worker.last_recipe, taken)
-    worker.run, worker.last_recipe = run, run.recipe
+    worker.run, worker.last_recipe, worker.stopped_because = run, run.recipe, None
     queue.take(run)
     with contextlib.suppress(OSError):  # it is dead already; `collect` meets that next
         worker.connection.send(run)

@@ -51,8 +51,9 @@ def progress(folder: pathlib.Path, last: str, alive: bool) -> Progress:
         seconds = record.get("seconds") or {}
         given_up = record["status"] == "aborted" and last.startswith(("crashed", "failed"))
         status = "failed" if given_up else str(record["status"])
-        return Progress(status, seconds=sum(seconds.get(k, 0.0) for k in ("train", "eval")))
-    except (OSError, ValueError, KeyError, TypeError):
+        if status != "aborted" or last not in ("started", "submitted"):  # else it is tried again
+            return Progress(status, seconds=sum(seconds.get(k, 0.0) for k in ("train", "eval")))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         pass
     if last.startswith(("crashed", "failed")):
         return Progress("failed")

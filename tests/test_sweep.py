@@ -27,6 +27,11 @@ import sweep
         (["--config.total_steps=0"], ["total_steps=0"]),
         (["--config.nope=0"], ["nope"]),
         (["--config.dataset.name=nope"], ["nope", "digits"]),
+        (["--config.seed=5"], ["config.seed=5: --seeds sets this field"]),
+        (["--trials=2", "--config.optimizer.momentum=0.5"], ["momentum=0.5: --trials sets this"]),
+        (["--search=optimizer.momentum"], ["search=optimizer.momentum: is for trials"]),
+        (["--stop_hopeless", "--budgets=8,16"], ["budgets=8,16: stop_hopeless compares at one"]),
+        (["--slurm", "--distributed"], ["slurm: ", "leave out"]),
         (["--recipes=lars:mlperf_v07", "--config.dataset.data_dir=/none"], ["imagenet2012"]),
     ],
 )

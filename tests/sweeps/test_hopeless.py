@@ -1,6 +1,7 @@
 """The median-stopping rule, and what becomes of a run that it ends."""
 
 import json
+import multiprocessing
 import os
 import signal
 import sys
@@ -35,6 +36,18 @@ def test_best_so_far_against_the_median_of_means(accuracies, stops):
 def test_nobody_is_judged_by_fewer_than_five_or_before_an_evaluation():
     assert hopeless.reason([Point(8, 0.0)], FINISHED[1:]) is None
     assert hopeless.reason([], FINISHED) is None
+
+
+def test_why_a_worker_was_told_to_stop_is_not_said_of_its_next_run(tmp_path):
+    """The run may have ended by itself before the signal came."""
+    queue = Queue(
+        runs.plan_runs("lars:smoke", [0], tmp_path), Manifest(tmp_path / "manifest.jsonl"), 2
+    )
+    ours, theirs = multiprocessing.Pipe()
+    told = worker.Worker(multiprocessing.Process(), ours, stopped_because="stopped early")
+    pool.give(queue, told, set())
+    assert theirs.recv() == told.run
+    assert told.stopped_because is None
 
 
 def curve_of(*accuracies):

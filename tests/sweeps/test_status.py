@@ -45,6 +45,19 @@ def test_a_live_sweep(out):
     assert last == "sweep at work, about 0:00:13 left"  # 3 s, and 10 s for the one that waits
 
 
+def test_a_run_that_was_given_up_and_is_tried_again_is_running(out):
+    (third,) = runs.plan_runs("lars:smoke", [2], out, group="steps_000012")
+    Manifest(out / "manifest.jsonl").write(third, "started", 1)
+    (out / "lars:smoke/steps_000012/seed_0000/run.json").write_text(
+        '{"status": "done", "seconds": [1]}'
+    )
+    with (out / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        summary, *running, _ = status.lines(out)
+    assert "1 diverged, 2 running, 1 stopped, 1 waiting" in summary
+    assert running[0] == "  lars:smoke/steps_000012/seed_0002: starting"
+
+
 def test_a_dead_sweep(out):
     (out / ".lock").touch()
     summary, last = status.lines(out)

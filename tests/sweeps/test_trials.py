@@ -128,3 +128,5 @@ def test_trials_then_a_ladder_with_what_they_chose(tmp_path, capsys):
         config = run.config()
         assert (config.optimizer.momentum, config.total_steps, config.seed) == (0.5, steps, 9)
         assert config.schedule.warmup_steps == pytest.approx(2 * steps / 12)
+    options, overrides = sweep.arguments([*arguments, "--config.optimizer.momentum=0.7"])
+    assert {run.config().optimizer.momentum for run in sweep.planned(options, overrides)} == {0.7}
