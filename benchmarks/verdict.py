@@ -37,7 +37,7 @@ def judge(scores: np.ndarray, n: int, paired: bool, ratio: float | None) -> str:
 
 
 def last_look(censored: float, cadence: float) -> float:
-    """Returns the step of the last evaluation within the budget that ends `censored` of b's runs."""
+    """Returns the step of the last evaluation before the budget ends `censored` of b's runs."""
     budget = STEPS * math.exp(LOG_SD * float(inference.stats.norm.ppf(1 - censored)))
     return cadence * math.floor(budget / cadence) if censored else math.inf
 
