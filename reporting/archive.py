@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from reporting import run_folder
+from reporting import curves, run_folder
 from reporting.runs import Run, read_json
 
 NAME, FORMAT = "runs.json", 1
@@ -25,7 +25,7 @@ def write(path: Path, root: Path, without: str) -> None:
     """Archives the run folders below `root`; those below a folder called `without` are left out.
 
     Raises:
-      ValueError, OSError: a folder that is no complete run.
+      ValueError, OSError: a file that cannot be read.
     """
     groups: dict[Path, list[Path]] = {}
     for file in sorted(root.glob("**/run.json")):
@@ -40,14 +40,16 @@ def _group(root: Path, folders: Sequence[Path]) -> dict[str, Any]:
     own: dict[str, dict[str, Any]] = {str(f.relative_to(root)): {} for f in folders}
     for key in ("config", "record"):
         name = "run.json" if key == "record" else "config.json"
-        found = [read_json(folder / name) for folder in folders]
+        files = [folder / name for folder in folders]
+        found = [read_json(f) if f.exists() or key == "record" else {} for f in files]
         told[key] = {
             k: v for k, v in found[0].items() if all(k in one and one[k] == v for one in found)
         }
         for run, one in zip(own.values(), found, strict=True):
             run[key] = {k: v for k, v in one.items() if k not in told[key]}
     for run, folder in zip(own.values(), folders, strict=True):
-        run["curve"] = (folder / "curve.csv").read_text("utf-8").splitlines()
+        text = curves.text(folder / "curve.csv")
+        run["curve"] = None if text is None else text.splitlines()
     return told | {"runs": own}
 
 
@@ -74,7 +76,8 @@ def read(path: Path) -> list[Run | tuple[str, str]]:
 
 def _read(name: str, group: Mapping[str, Any], own: Mapping[str, Any]) -> Run | tuple[str, str]:
     record, config = group["record"] | own["record"], group["config"] | own["config"]
+    curve = None if own["curve"] is None else "\n".join(own["curve"])
     try:
-        return run_folder.check_run(name, record, config, "\n".join(own["curve"]))
+        return run_folder.check_run(name, record, config, curve)
     except ValueError as error:
         return name, str(error)

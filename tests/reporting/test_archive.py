@@ -41,6 +41,23 @@ def test_the_archive_gives_the_report_of_the_folders(tmp_path):
         assert b.path == str(tmp_path / "b" / a.path.removeprefix(f"{tmp_path}/a/"))
 
 
+@pytest.mark.parametrize("missing", ["curve.csv", "config.json"])
+def test_a_run_that_left_less_is_archived_with_what_it_left(missing, tmp_path):
+    """As one that was given up before its first evaluation: it stays in n."""
+    folder = write_run(tmp_path / "a", counts=(500, 600), status="aborted")
+    (folder / missing).unlink()
+    write_run(tmp_path / "a", seed=1, counts=(500, 600))
+    (tmp_path / "b").mkdir()
+    archive.write(tmp_path / "b" / archive.NAME, tmp_path / "a", without="tuning")
+    told = []
+    for place in ("a", "b"):
+        runs, problems = collect.collect([tmp_path / place])
+        assert not problems
+        told.append(sorted((run.seed, run.status, run.curve, run.flags) for run in runs))
+    assert told[0] == told[1]
+    assert told[0][0][3] == (f"no {missing}",)
+
+
 def test_what_all_runs_share_stands_once(tmp_path):
     folders(tmp_path / "a")
     archive.write(tmp_path / "runs.json", tmp_path / "a", without="tuning")
