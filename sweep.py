@@ -12,19 +12,30 @@ Exit status: 0 done, 1 runs failed (or one diverged, where config.on_divergence 
 """
 
 import argparse
-import contextlib
 import fcntl
 import os
 import pathlib
 import shlex
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any
 
 from configs import command_line, plan
 from one_line_parser import OneLineParser
-from sweeps import attempt, budgets, pod, pool, preparation, runs, slurm, status, trials, worker
+from sweeps import (
+    attempt,
+    budgets,
+    lockstep,
+    pod,
+    pool,
+    preparation,
+    runs,
+    slurm,
+    status,
+    trials,
+    worker,
+)
 from sweeps.manifest import Manifest
 from sweeps.queue import Queue
 
@@ -166,18 +177,25 @@ def dry_run(asked: Sequence[runs.Run], joining: Sequence[str], cluster: Mapping[
             print(f"{run.name:<44} {run.folder}  {'complete' if run.is_complete() else ''}")
 
 
-def ready(
-    asked: Sequence[runs.Run], options: argparse.Namespace, on_several_hosts: bool, process_id: int
-) -> tuple[contextlib.AbstractContextManager[Any], Queue]:
-    """Takes the lock, sees to the data, and returns (lock, queue of the runs not complete)."""
-    # The lock before the data: two sweeps must not prepare them at once.
-    lock = contextlib.nullcontext() if process_id else locked(options.out)
-    prepare = preparation.require_data if on_several_hosts else preparation.prepare_data
+def see_to_data(asked: Sequence[runs.Run], see_to: Callable[[str, str], None]) -> None:
+    """Prepares or requires the data set of every recipe."""
     for run in {run.recipe: run for run in asked}.values():
         dataset = run.config().dataset
-        prepare(dataset.name, dataset.data_dir)
-    manifest = Manifest(options.out / "manifest.jsonl", writes=process_id == 0)
-    return lock, Queue(asked, manifest, options.attempts)
+        see_to(dataset.name, dataset.data_dir)
+
+
+def follow(
+    asked: Sequence[runs.Run], out: pathlib.Path, joining: list[str], process_id: int
+) -> int:
+    """The sweep on a host that is not the first; returns the exit status."""
+    see_to_data(asked, preparation.require_data)
+    set_environment(out)
+    interrupt_on_signals()
+    try:
+        return DONE if lockstep.follow(asked, out, joining, process_id) else FAILED
+    except KeyboardInterrupt:
+        print("\nstopped; the same command on all hosts continues", flush=True)
+        return PREEMPTED
 
 
 def set_environment(out: pathlib.Path) -> None:
@@ -209,8 +227,12 @@ def main(argv: Sequence[str]) -> int:
         if options.dry_run:
             dry_run(asked, joining, cluster)
             return DONE
-        process_id = pod.process_index() if options.distributed else options.process_id or 0
-        lock, queue = ready(asked, options, bool(joining), process_id)
+        process_id, n_hosts = pod.place(options)
+        if process_id:
+            return follow(asked, options.out, joining, process_id)
+        lock = locked(options.out)  # before the data: two sweeps must not prepare them at once
+        see_to_data(asked, preparation.require_data if joining else preparation.prepare_data)
+        queue = Queue(asked, Manifest(options.out / "manifest.jsonl"), options.attempts)
         executor = slurm.executor(options.out, cluster) if cluster else None
     except ValueError as e:
         print(f"error: {e}", file=sys.stderr)
@@ -222,14 +244,14 @@ def main(argv: Sequence[str]) -> int:
             if executor:
                 slurm.run_all(queue, executor)
             elif joining:
-                pod.run_all(queue, joining, process_id)
+                lockstep.lead(queue, options.out, joining, n_hosts)
             else:
                 pool.run_all(queue, options.workers, options.stop_hopeless)
         except KeyboardInterrupt:
             print(f"\nstopping: {STOPPING[bool(cluster)]}; the same command continues", flush=True)
             worker.stop_all()
             return PREEMPTED
-        if options.trials and not process_id:
+        if options.trials:
             trials.write(options.out / "trials.json", asked, options.trials, options.search)
     return FAILED if queue.has_failures or queue.stopped else DONE
 

@@ -2,18 +2,25 @@
 
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 
 from configs import command_line
 from sweeps.runs import Run
-from sweeps.worker import end_with_the_sweep
+from sweeps.worker import PR_SET_PDEATHSIG
 
 ROOT = pathlib.Path(__file__).parents[1]
 MAIN = ROOT / "main.py"
 ENDS = {0: "done", 3: "diverged", 75: "preempted", 130: "aborted"}
+ENDS[-signal.SIGTERM] = "preempted"  # before it could listen
 USER_ERROR = 2
+LEASH = (
+    "import ctypes, os, signal, sys; "
+    f"ctypes.CDLL(None).prctl({PR_SET_PDEATHSIG}, signal.SIGTERM); "
+    "os.execv(sys.argv[1], sys.argv[1:])"
+)
 
 
 def command(run: Run, flags: Sequence[str] = ()) -> list[str]:
@@ -22,6 +29,11 @@ def command(run: Run, flags: Sequence[str] = ()) -> list[str]:
     workdir = folder if "://" in folder else os.path.abspath(folder)
     start = [sys.executable, str(MAIN), f"--config={command_line.recipe_path(run.recipe)}"]
     return [*start, *run.overrides, f"--workdir={workdir}", *flags]
+
+
+def on_a_leash(command: Sequence[str]) -> list[str]:
+    """The command that gets a SIGTERM when the process that starts it is killed (Linux)."""
+    return [sys.executable, "-c", LEASH, *command] if sys.platform == "linux" else list(command)
 
 
 class Attempt:
@@ -33,11 +45,10 @@ class Attempt:
         self.log = run.folder.parent / f"{run.folder.name}{suffix}"
         with self.log.open("a") as log:
             self.process = subprocess.Popen(
-                command,
+                on_a_leash(command),
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=end_with_the_sweep,
             )
 
     def stop(self) -> None:

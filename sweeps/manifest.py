@@ -10,14 +10,10 @@ from sweeps.runs import Run
 
 
 class Manifest:
-    """Appends to the file; `reporting.manifest` reads it.
+    """Appends to the file; `reporting.manifest` reads it."""
 
-    Attributes:
-      writes: False on hosts other than the first, where nothing is written.
-    """
-
-    def __init__(self, path: pathlib.Path, writes: bool = True):
-        self.path, self.writes = path, writes
+    def __init__(self, path: pathlib.Path):
+        self.path = path
 
     def note_waiting(self, runs: Iterable[Run]) -> None:
         """A line for each run that has none yet, so that anybody knows what is still to come."""
@@ -35,6 +31,5 @@ class Manifest:
             "attempt": attempt,
             "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         }
-        if self.writes:
-            with self.path.open("a") as f:
-                f.write(json.dumps(line) + "\n")
+        with self.path.open("a") as f:
+            f.write(json.dumps(line) + "\n")

@@ -4,21 +4,17 @@
         --num_processes=32 --process_id=I
     python sweep.py --recipes=... --seeds=0:50 --out=SHARED --distributed      (Cloud TPU, SLURM)
 
-A run is one `main.py` on every host, which joins the others by the same flags. Hosts do not talk to
-each other here: each goes by the exit status of its own main.py, which is the same on all of them,
-and by the run.json that host 0 writes. Only host 0 writes the manifest and holds the lock.
+A run is one `main.py` on every host, which joins the others by the same flags; `lockstep` keeps the
+hosts at the same run. Only host 0 writes the manifest and holds the lock.
 """
 
 import argparse
 import subprocess
 import sys
-from collections.abc import Sequence
 
 import joining
-from sweeps.attempt import Attempt, command
-from sweeps.queue import Queue
 
-PROCESS_INDEX = "import jax; jax.distributed.initialize(); print(jax.process_index())"
+PLACE = "import jax; jax.distributed.initialize(); print(jax.process_index(), jax.process_count())"
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -46,13 +42,17 @@ def joining_flags(options: argparse.Namespace) -> list[str]:
     return [f"--{name}={value}" for name, value in explicit.items()]
 
 
-def process_index() -> int:
-    """Of this host, as jax.distributed finds it, asked by a process that then frees the devices.
+def place(options: argparse.Namespace) -> tuple[int, int]:
+    """Which of how many hosts this is; with --distributed as jax finds them.
+
+    That is asked by a process that then frees the devices.
 
     Raises:
       ValueError: no cluster is found here.
     """
-    command = [sys.executable, "-c", PROCESS_INDEX]
+    if not options.distributed:
+        return options.process_id or 0, options.num_processes or 1
+    command = [sys.executable, "-c", PLACE]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
@@ -60,21 +60,5 @@ def process_index() -> int:
             f"distributed: no cluster is found here ({reason}); give "
             "--coordinator_address=HOST:PORT --num_processes=N --process_id=I"
         )
-    return int(done.stdout.split()[-1])
-
-
-def run_all(queue: Queue, flags: Sequence[str], process_id: int) -> None:
-    """Runs all that waits, in order, on this host and its peers.
-
-    A KeyboardInterrupt lets the run save, as far as it can, before it is passed on.
-    """
-    while not queue.is_over:
-        run = queue.waiting[0]
-        queue.take(run)
-        attempt = Attempt(run, command(run, flags), process_id)
-        try:
-            status = attempt.status()
-        except KeyboardInterrupt:
-            attempt.stop()
-            raise
-        queue.end(run, status)
+    process_id, n_hosts = map(int, done.stdout.split()[-2:])
+    return process_id, n_hosts

@@ -75,7 +75,7 @@ class Queue:
             self.waiting.append(run)
         else:
             self.ended[run] = status
-            if status.startswith(NOT_FINISHED) and self.manifest.writes:
+            if status.startswith(NOT_FINISHED):
                 abandoned.write(run, status)
             if status != "done":
                 print(f"\n{run.name}: {status}; see {run.folder}.log", flush=True)

@@ -13,7 +13,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 from processes import free_port
 
 import sweep
-from sweeps import attempt, pod, runs
+from sweeps import attempt, lockstep, runs
 from sweeps.manifest import Manifest
 from sweeps.queue import Queue
 
@@ -47,7 +47,7 @@ def test_exit_statuses(stand_in, tmp_path):
     manifest = Manifest(tmp_path / "out/manifest.jsonl")
     manifest.path.parent.mkdir()
     queue = Queue(asked, manifest, attempts=2)
-    pod.run_all(queue, ["--distributed"], process_id=0)
+    lockstep.lead(queue, tmp_path / "out", ["--distributed"], n_hosts=1)
     assert {run.seed: status for run, status in queue.ended.items()} == {
         0: "done",
         1: "done",  # preempted once, which does not count, and crashed once
@@ -64,21 +64,6 @@ def test_exit_statuses(stand_in, tmp_path):
         ("started", 2), ("done", 2),
     ]  # fmt: skip
     assert json.loads((asked[2].folder / "run.json").read_text())["status"] == "aborted"
-
-
-def test_only_the_first_host_writes(stand_in, tmp_path, monkeypatch):
-    out = tmp_path / "out"
-    monkeypatch.setattr(sweep.preparation, "require_data", lambda *_: None)
-    arguments = ["--recipes=lars:smoke", "--seeds=2", f"--out={out}", *HOSTS]
-    assert sweep.main([*arguments, "--process_id=1"]) == 1
-    folder = out / "lars:smoke"
-    names = {p.relative_to(out).as_posix() for p in out.rglob("*") if p.is_file()}
-    assert names == {"lars:smoke/seed_0002.calls", "lars:smoke/seed_0002.host_001.log"}
-    first, second = map(json.loads, (folder / "seed_0002.calls").read_text().splitlines())
-    assert first == second
-    (folder / "seed_0002.calls").unlink()
-    assert sweep.main([*arguments, "--process_id=0"]) == 1
-    assert {p.name for p in out.iterdir()} == {"manifest.jsonl", ".lock", "lars:smoke"}
 
 
 def test_dry_run_prints_the_very_commands(tmp_path, capsys):
