@@ -49,7 +49,12 @@ class Kind:
 POOL = Kind(
     "pool", 1, "0:2", ("worker SIGKILL", "worker SIGTERM", "worker disk full", "sweep SIGKILL")
 )
-HOSTS = Kind("hosts", 2, "0:1", ("one host SIGKILL", "one host SIGTERM", "one host disk full"))
+HOSTS = Kind(
+    "hosts",
+    2,
+    "0:1",
+    ("one host SIGKILL", "one host SIGTERM", "one host disk full", "sweep SIGKILL"),
+)
 
 
 class Sweep:
@@ -67,28 +72,28 @@ class Sweep:
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         }
         self.processes: list[subprocess.Popen] = []
+        self.port = 0
 
     def start(self) -> None:
-        port = free_port()
+        self.port = free_port()
+        self.processes = [self.start_on(i) for i in range(self.kind.n_hosts)]
+
+    def start_on(self, host: int) -> subprocess.Popen:
         arguments = [f"--recipes={self.recipes}", f"--seeds={self.kind.seeds}", f"--out={self.out}"]
         command = [sys.executable, "sweep.py", *arguments, "--attempts=1000", *OVERRIDES, self.data]
-        for i in range(self.kind.n_hosts):
-            joining = [
-                f"--coordinator_address=localhost:{port}",
-                f"--num_processes={self.kind.n_hosts}",
-                f"--process_id={i}",
-            ]
-            log = (self.out.parent / f"{self.out.name}_{i}.log").open("a")
-            with log:
-                self.processes.append(
-                    subprocess.Popen(
-                        command + (joining if self.kind.n_hosts > 1 else []),
-                        cwd=ROOT,
-                        env=self.environment,
-                        stdout=log,
-                        stderr=log,
-                    )
-                )
+        joining = [
+            f"--coordinator_address=localhost:{self.port}",
+            f"--num_processes={self.kind.n_hosts}",
+            f"--process_id={host}",
+        ]
+        with (self.out.parent / f"{self.out.name}_{host}.log").open("a") as log:
+            return subprocess.Popen(
+                command + (joining if self.kind.n_hosts > 1 else []),
+                cwd=ROOT,
+                env=self.environment,
+                stdout=log,
+                stderr=log,
+            )
 
     def is_done(self) -> bool:
         """Starts again what has ended early; whether all has ended well."""
@@ -97,7 +102,6 @@ class Sweep:
             return False
         if 2 in statuses:
             raise RuntimeError(f"{self.out.name}: a user error; see the logs")
-        self.processes = []
         if statuses == [0] * self.kind.n_hosts:
             return True
         self.start()
@@ -119,8 +123,10 @@ class Sweep:
     def hit(self, kill: str, rng: random.Random) -> bool:
         """Whether there was something to hit."""
         if kill == "sweep SIGKILL":
-            self.processes[0].kill()
-            self.processes[0].wait()
+            host = rng.randrange(self.kind.n_hosts)
+            self.processes[host].kill()
+            self.processes[host].wait()
+            self.processes[host] = self.start_on(host)
             return True
         victims = self.victims()
         if not victims:
