@@ -21,6 +21,7 @@ class BadExample:
     index: int
     name: str
     reason: str
+    jpeg: bytes
 
 
 def reading_errors() -> tuple[type[Exception], ...]:
@@ -46,9 +47,10 @@ def undecodable(examples: Iterable[dict], decode: Callable[[dict], Any]) -> list
                 decode(example)
             except tf.errors.InvalidArgumentError as error:
                 name = example["id"].numpy().decode(errors="replace")
-                is_png = example["jpeg"].numpy().startswith(PNG_SIGNATURE)
+                jpeg = example["jpeg"].numpy()
+                is_png = jpeg.startswith(PNG_SIGNATURE)
                 reason = "a PNG, not a JPEG" if is_png else _first_line(error)
-                bad.append(BadExample(int(example["index"]), name, reason))
+                bad.append(BadExample(int(example["index"]), name, reason, jpeg))
     return bad
 
 

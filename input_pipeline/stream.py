@@ -37,6 +37,10 @@ def train_batches(
     """
     errors = damage.reading_errors()
     decode = train_image(options, seed, image_size)
+
+    def decode_alone(example: dict) -> dict:
+        return decode(decoded(example) if options.cache == "decoded" else example)
+
     bad: list[damage.BadExample] = []
     step = first_step
     while True:
@@ -46,7 +50,7 @@ def train_batches(
                 epochs, _ = sharding.stream_positions(step, host_batch_size, shard[1] - shard[0])
                 if not np.array_equal(batch["epoch"], epochs):
                     raise damage.unreadable(found, "train")
-                batch = _without(bad, batch)
+                batch = _without(bad, batch, decode_alone)
                 yield {
                     "image": batch["image"],
                     "label": batch["label"],
@@ -59,12 +63,12 @@ def train_batches(
             # Once more, example by example, to learn which it is.
             if options.cache == "decoded":  # decoded ahead of its turn: any of the shard
                 encoded = _blanked(records.read(found, "train", *shard, named=True), bad)
-                suspects = encoded.map(as_written(_in_epoch(0)))
+                suspects = encoded.map(as_written(_in_epoch(np.int64(0))))
             else:
                 first = step * host_batch_size
                 again = ordered(found, options, seed, shard, first, bad, named=True)
                 suspects = again.take(host_batch_size)
-            new = damage.undecodable(suspects, decode)
+            new = damage.undecodable(suspects, decode_alone)
             if not new:
                 raise damage.unreadable(found, "train", error) from error
             if options.on_corrupt == "fail":
@@ -221,13 +225,25 @@ def _blanked(examples: Dataset, bad: list[damage.BadExample]) -> Dataset:
     return examples.map(as_written(replace))
 
 
-def _without(bad: list[damage.BadExample], batch: Batch) -> Batch:
-    """Gives the places of bad examples to the nearest good one before them in the batch."""
-    if not bad:
+def _without(bad: list[damage.BadExample], batch: Batch, decode: Callable[[dict], dict]) -> Batch:
+    """Gives the places of bad examples to the nearest good one before them in the batch.
+
+    An image that is cut short fails only where its crop reaches the missing part. So each use is
+    tried, whatever earlier ones gave: else a batch would depend on where the run was started.
+    """
+    known = {example.index: example.jpeg for example in bad}
+    suspects = np.flatnonzero(np.isin(batch["index"], list(known)))
+    if not len(suspects):
         return batch
-    is_bad = np.isin(batch["index"], [example.index for example in bad])
-    if not is_bad.any():
-        return batch
+    is_bad = np.zeros(len(batch["index"]), bool)
+    batch["image"] = batch["image"].copy()
+    for i in suspects:
+        example = {key: batch[key][i] for key in ("label", "index", "epoch")}
+        try:
+            image = decode(example | {"jpeg": known[int(example["index"])]})["image"]
+            batch["image"][i] = image
+        except tensorflow().errors.InvalidArgumentError:
+            is_bad[i] = True
     if is_bad.all():
         raise ValueError(f"dataset.on_corrupt=skip: a whole batch is corrupt: {damage.listed(bad)}")
     good = np.flatnonzero(~is_bad)

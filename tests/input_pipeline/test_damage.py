@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import shutil
 import tempfile
 from pathlib import Path
@@ -46,7 +47,7 @@ def evaluate(directory):
 @contextlib.contextmanager
 def told(*words):
     with pytest.raises(ValueError, match=words[0]) as error:
-        yield
+        yield error
     message = str(error.value)
     assert "\n" not in message
     for word in words:
@@ -157,8 +158,10 @@ def corrupt_dir(tmp_path_factory):
 
 @pytest.mark.parametrize("cache", ["none", "decoded"])
 def test_corrupt_images_are_named(corrupt_dir, cache):
-    with told("corrupt example", "dataset.on_corrupt=skip"):
+    with told("corrupt example", "dataset.on_corrupt=skip", ".JPEG") as error:
         train(corrupt_dir, cache=cache)
+    named = set(re.findall(r"n\d+_\d+.JPEG", str(error.value)))
+    assert named <= {CORRUPT, PNG}
 
 
 def test_skipping_gives_the_place_to_a_neighbour_and_moves_nothing_else(
@@ -184,6 +187,34 @@ def test_skipping_gives_the_place_to_a_neighbour_and_moves_nothing_else(
         train(corrupt_dir, on_corrupt="skip", first_step=2, n_batches=4), skipped[2:], strict=True
     ):
         np.testing.assert_array_equal(one["image"], other["image"])
+
+
+@pytest.mark.parametrize("cache", ["none", "decoded"])
+def test_an_image_that_is_cut_short_is_skipped_alike_whatever_the_start(
+    mlperf_dir, tmp_path, cache
+):
+    """A crop above the cut needs nothing of what is lost; a whole image does."""
+    images = miniature.train_images()
+    del images[miniature.PNG_IN_DISGUISE]
+    for name in ("intact", "cut"):
+        directory = tmp_path / name
+        shutil.copytree(mlperf_dir, directory, ignore=shutil.ignore_patterns("train*", ".*"))
+        labelled = [(file, jpeg, 1 + (file == CORRUPT)) for file, jpeg in images.items()]
+        miniature.write_mlperf(directory, "train", labelled, [41])
+        images[CORRUPT] = images[CORRUPT][: len(images[CORRUPT]) * 24 // 25]
+    intact = train(tmp_path / "intact", cache=cache, n_batches=30)
+    cut = train(tmp_path / "cut", cache=cache, on_corrupt="skip", n_batches=30)
+    shown = kept = 0
+    for one, other in zip(intact, cut, strict=True):
+        shown += one["label"].sum()  # 1 where it is the image
+        kept += other["label"].sum()
+        same = one["label"] == other["label"]
+        np.testing.assert_array_equal(one["image"][same], other["image"][same])
+    assert 0 < kept < shown if cache == "none" else kept == 0 < shown
+    for start in range(1, 30, 4):
+        again = train(tmp_path / "cut", start, 30 - start, cache=cache, on_corrupt="skip")
+        for one, other in zip(again, cut[start:], strict=True):
+            np.testing.assert_array_equal(one["image"], other["image"])
 
 
 def test_a_corrupt_evaluation_image_is_an_error_whatever_the_policy(mlperf_dir, tmp_path):
