@@ -167,7 +167,8 @@ def make_plan(
     device_batch = batch // n_devices
     micro_batches = config.gradient_accumulation_steps
     if device_batch % micro_batches:
-        fitting = max(k for k in range(1, micro_batches) if device_batch % k == 0)
+        below = range(1, min(micro_batches, device_batch + 1))
+        fitting = max(k for k in below if device_batch % k == 0)
         raise ValueError(
             f"gradient_accumulation_steps={micro_batches}: does not divide the device batch of "
             f"{device_batch} ({batch} over {n_devices} devices); the nearest below that does: "

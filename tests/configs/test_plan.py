@@ -122,6 +122,7 @@ def test_accumulation_cuts_the_device_batch():
     [
         (8, 33, ["gradient_accumulation_steps=33", "4096", "below that does: 32"]),
         (1024, 33, ["gradient_accumulation_steps=33", "device batch of 32", "below that does: 32"]),
+        (8, 10**15, ["gradient_accumulation_steps=10", "below that does: 4096"]),  # at once
         (8, 64, ["bn_span=128", "micro-batch of 64", "gradient_accumulation_steps"]),
     ],
 )
