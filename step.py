@@ -109,8 +109,8 @@ def state_shapes(
 def place(canonical: TrainState) -> TrainState:
     """Puts a canonical state on this process's devices, each with the rows that it owns.
 
-    Everything goes through numpy, so that no two leaves share a buffer (donation would delete it
-    twice) and the first step meets the same placement as all later ones (one compilation).
+    Everything goes through numpy, whose memory is never donated: two leaves may be one array, and
+    `canonical` outlives the step. All steps meet the same placement (one compilation).
     """
     devices = jax.local_devices()
     mesh = Mesh(np.array(devices), (AXIS,))
@@ -124,7 +124,7 @@ def place(canonical: TrainState) -> TrainState:
 
     def put(spec: P, tree: Any) -> Any:
         sharding = NamedSharding(mesh, spec)
-        return jax.tree.map(lambda x: jax.device_put(np.array(x), sharding), tree)
+        return jax.tree.map(lambda x: jax.device_put(np.asarray(x), sharding), tree)
 
     return replace(put(P(), replace(state, owned={})), owned=put(P(AXIS), state.owned))
 

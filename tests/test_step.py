@@ -383,6 +383,19 @@ def test_a_seed_decides_the_parameters():
     assert (one["Dense_0"]["kernel"] != other["Dense_0"]["kernel"]).all()
 
 
+def test_what_is_placed_can_be_given_away_and_its_origin_kept(monkeypatch):
+    """train.py compiles with the initial state, then begins with it; one array is at two leaves."""
+    tx = optax.sgd(0.1)
+    begun = init(tx)
+    shared = begun.params["BatchNorm_0"]["bias"]
+    begun.params["Dense_0"]["bias"] = shared
+    before = jax.tree.map(np.array, begun)
+    train_step = steps.over_devices(make_step(tx, span=BATCH), devices=on_devices(monkeypatch, 1))
+    jax.block_until_ready(train_step(steps.place(begun), make_batch(0)))
+    jax.tree.map(np.testing.assert_array_equal, begun, before)
+    train_step(steps.place(begun), make_batch(0))
+
+
 def test_a_step_takes_over_the_memory_of_the_state_before(monkeypatch):
     devices = on_devices(monkeypatch, 1)
     tx = optax.sgd(0.1)
