@@ -93,7 +93,7 @@ def count_records(file: Path) -> int:
 def _read_counts(directory: Path) -> dict[str, list[int]]:
     try:
         return json.loads((directory / COUNTS_FILE).read_text())
-    except (OSError, json.JSONDecodeError):
+    except (OSError, ValueError):
         return {}
 
 

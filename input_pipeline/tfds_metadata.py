@@ -43,27 +43,29 @@ def read(directory: epath.PathLike) -> Prepared:
         features = json.loads((directory / "features.json").read_text())["featuresDict"]["features"]
         image = features["image"]["image"]
         n_classes = int(features["label"]["classLabel"]["numClasses"])
+        lengths = [int(length) for length in image["shape"]["dimensions"]]
+        file_format = info.get("fileFormat", "tfrecord")
+        found = Prepared(
+            name=info["name"],
+            directory=directory,
+            image_shape=tuple(length if length > 0 else None for length in lengths),
+            n_classes=n_classes,
+            shard_lengths={
+                split["name"]: tuple(int(n) for n in split.get("shardLengths", ()))
+                for split in info["splits"]
+            },
+            encoding=image.get("encodingFormat", "png"),
+        )
     except PermissionError:
         raise  # told like any other file without permission
-    except (OSError, KeyError, json.JSONDecodeError) as error:
+    except (OSError, KeyError, ValueError, TypeError, AttributeError) as error:
         raise ValueError(
             f"dataset.data_dir={directory}: not a prepared image classification set (features "
             f"'image' and 'label'): {error!r}; prepare it again or choose another"
         ) from error
-    if info.get("fileFormat", "tfrecord") != "tfrecord":
+    if file_format != "tfrecord":
         raise ValueError(
-            f"dataset.data_dir={directory}: its files are {info['fileFormat']}, which tf.data does "
+            f"dataset.data_dir={directory}: its files are {file_format}, which tf.data does "
             "not read; prepare it again as tfrecord, which is tfds's default"
         )
-    lengths = [int(length) for length in image["shape"]["dimensions"]]
-    return Prepared(
-        name=info["name"],
-        directory=directory,
-        image_shape=tuple(length if length > 0 else None for length in lengths),
-        n_classes=n_classes,
-        shard_lengths={
-            split["name"]: tuple(int(n) for n in split.get("shardLengths", ()))
-            for split in info["splits"]
-        },
-        encoding=image.get("encodingFormat", "png"),
-    )
+    return found
