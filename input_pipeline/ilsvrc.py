@@ -5,7 +5,7 @@ import tarfile
 from pathlib import Path
 
 from input_pipeline.options import GIB
-from input_pipeline.prepared import SYNSET
+from input_pipeline.prepared import SYNSET, is_local
 
 TRAIN, VAL = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"
 # Sizes as in tfds's checksums.tsv.
@@ -20,7 +20,7 @@ def check(manual_dir: str, data_dir: str, is_subset: bool) -> str:
 
     Args:
       manual_dir: directory with both archives.
-      data_dir: where they will be prepared; must have room.
+      data_dir: where they will be prepared; must have room (a bucket has).
       is_subset: accept fewer synsets and images than the full set's.
 
     Raises:
@@ -42,16 +42,19 @@ def check(manual_dir: str, data_dir: str, is_subset: bool) -> str:
                 directory / name, f"holds {len(found)} entries, not {OFFICIAL_COUNTS[name]}"
             )
     n_bytes = sum((directory / name).stat().st_size for name in (TRAIN, VAL))
+    summary = (
+        f"{directory}: {len(synsets)} synsets and {len(images)} validation images, "
+        f"{n_bytes / GIB:.3g} GiB"
+    )
+    if not is_local(data_dir):
+        return summary
     free_bytes = shutil.disk_usage(data_dir).free
     if free_bytes < DISK_FACTOR * n_bytes:
         raise ValueError(
             f"dataset.data_dir={data_dir}: {free_bytes / GIB:.1f} GiB free, "
             f"{DISK_FACTOR * n_bytes / GIB:.1f} GiB needed; make room or choose another"
         )
-    return (
-        f"{directory}: {len(synsets)} synsets and {len(images)} validation images, "
-        f"{n_bytes / GIB:.3g} GiB; {free_bytes / GIB:.0f} GiB free in {data_dir}"
-    )
+    return f"{summary}; {free_bytes / GIB:.0f} GiB free in {data_dir}"
 
 
 def _wrong(file: Path, what: str) -> ValueError:

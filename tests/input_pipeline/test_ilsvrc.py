@@ -91,6 +91,10 @@ def test_the_train_archive_must_hold_synsets(tars):
         check(tars)
 
 
+def test_a_bucket_has_room(tars):
+    assert "11 validation images" in ilsvrc.check(str(tars), "gs://bucket/data", is_subset=True)
+
+
 def test_too_little_room_is_told_before_the_start(tars, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
     with pytest.raises(ValueError, match=r"0.0 GiB free, .* GiB needed; make room"):
