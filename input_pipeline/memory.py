@@ -1,10 +1,11 @@
 """Small data sets: read once through tfds, kept as uint8 arrays, batches gathered from them."""
 
+import contextlib
 import hashlib
 import itertools
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -44,13 +45,18 @@ def load(found: prepared.Prepared, split: str, image_size: int) -> tuple[np.ndar
     files = [found.directory / f".{split}-{what}-{fingerprint}.npy" for what in ("image", "label")]
     if not prepared.is_local(found.directory):
         return _decode(found, split, image_size)
-    if not all(file.exists() for file in files):
-        arrays = _decode(found, split, image_size)
-        try:
-            for file, array in zip(files, arrays, strict=True):
-                _save(file, array)
-        except OSError:  # a directory that is read-only, or full, does without
-            return arrays
+    with contextlib.suppress(OSError, EOFError, ValueError):  # not there, or copied in part
+        return _mapped(files)
+    arrays = _decode(found, split, image_size)
+    try:
+        for file, array in zip(files, arrays, strict=True):
+            _save(file, array)
+    except OSError:  # a directory that is read-only, or full, does without
+        return arrays
+    return _mapped(files)
+
+
+def _mapped(files: Sequence[os.PathLike]) -> tuple[np.ndarray, np.ndarray]:
     images, labels = (np.asarray(np.load(file, mmap_mode="r")) for file in files)
     return images, labels
 

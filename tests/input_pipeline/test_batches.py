@@ -1,5 +1,6 @@
 import gzip
 import itertools
+import os
 import shutil
 import subprocess
 import sys
@@ -192,6 +193,18 @@ def test_a_later_process_maps_the_decoded_arrays_and_needs_no_tensorflow(digits_
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert shown.stdout.strip() == str(expected.ravel().tolist())
+
+
+@pytest.mark.parametrize("n_bytes", [0, 50, 1000])
+def test_decoded_arrays_that_were_copied_in_part_are_made_again(digits_dir, tmp_path, n_bytes):
+    found = prepare.ensure("digits", digits_dir)
+    images, labels = memory.load(found, "train", 8)
+    shutil.copytree(digits_dir, tmp_path, dirs_exist_ok=True)
+    for file in tmp_path.glob("digits/*/.train*.npy"):
+        os.truncate(file, n_bytes)
+    again = memory.load(prepare.ensure("digits", str(tmp_path)), "train", 8)
+    np.testing.assert_array_equal(again[0], images)
+    np.testing.assert_array_equal(again[1], labels)
 
 
 def test_decoded_arrays_of_other_files_are_not_used(digits_dir, tmp_path):
