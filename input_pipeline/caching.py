@@ -19,7 +19,8 @@ def check_limit(
     split = spec.eval_split(found)
     n_eval = -(-found.n_examples(split) // n_hosts)
     shard = sharding.shard_bounds(found.n_examples("train"), host_index, n_hosts)
-    needed_bytes = train_bytes(found, options.cache, shard) + n_eval * 3 * image_size**2
+    image_bytes = 3 * image_size**2 * options.numpy_image_dtype.itemsize
+    needed_bytes = train_bytes(found, options.cache, shard) + n_eval * image_bytes
     if needed_bytes > options.cache_limit_bytes:
         raise ValueError(
             f"dataset.cache={options.cache}: needs {needed_bytes / GIB:.3g} GiB on this host, more "

@@ -142,7 +142,7 @@ def ordered(
 
     def one_epoch(epoch):
         shuffled = examples.shuffle(
-            options.shuffle_buffer_examples,
+            min(options.shuffle_buffer_examples, shard[1] - shard[0]),  # it is allocated at once
             seed=seed * EPOCHS + epoch,
             reshuffle_each_iteration=False,
         )

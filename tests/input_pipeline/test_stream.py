@@ -131,6 +131,23 @@ def central_mean(jpeg):
     return np.asarray(square.resize((24, 24), Image.Resampling.BILINEAR), np.float64).mean()
 
 
+@pytest.mark.parametrize(("image_dtype", "value_bytes"), [("uint8", 1), ("bfloat16", 2)])
+def test_what_a_cache_needs_is_files_and_evaluation_images(mlperf_dir, image_dtype, value_bytes):
+    """Two hosts: half of the files, and six of eleven images at their final size."""
+    n_bytes = sum(file.stat().st_size for file in mlperf_dir.glob("train-*"))
+    limit_gib = (n_bytes * 20 / 41 + 6 * 24 * 24 * 3 * value_bytes) / 2**30
+    kept = {"host": (0, 2), "n_batches": 1, "cache": "jpeg", "image_dtype": image_dtype}
+    train(mlperf_dir, cache_limit_gib=limit_gib * 1.001, **kept)
+    with pytest.raises(ValueError, match="needs"):
+        train(mlperf_dir, cache_limit_gib=limit_gib * 0.999, **kept)
+
+
+def test_a_shuffle_buffer_larger_than_the_shard_is_one_of_its_size(imagenet_dir, whole):
+    """TensorFlow allocates what it is told: 10**12 would end the process."""
+    assert_same(train(imagenet_dir, n_batches=1, shuffle_buffer_examples=10**12), whole[:1])
+    assert_same(train(imagenet_dir, n_batches=6, shuffle_buffer_examples=N_TRAIN), whole)
+
+
 def test_a_cache_beyond_its_limit_is_refused_before_the_start(imagenet_dir):
     with pytest.raises(ValueError, match=r"dataset.cache=decoded: needs .* GiB on this host"):
         train(imagenet_dir, cache="decoded", cache_limit_gib=1e-6)
