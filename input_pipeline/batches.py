@@ -82,7 +82,7 @@ def train_batches(
             first_step=first_step,
             image_size=image_size,
         )
-    return (_over_devices(batch, n_local_devices) for batch in batches)
+    return (_over_devices(_checked(batch, found), n_local_devices) for batch in batches)
 
 
 def eval_batches(
@@ -128,7 +128,7 @@ def eval_batches(
             image_size=image_size,
         )
     padded = _padded(batches, n_batches, host_batch_size, empty)
-    return (_over_devices(batch, n_local_devices) for batch in padded)
+    return (_over_devices(_checked(batch, found), n_local_devices) for batch in padded)
 
 
 def _padded(
@@ -159,6 +159,19 @@ def _check_host(host_index: int, n_hosts: int, n_local_devices: int) -> None:
             f"host_index={host_index}, n_hosts={n_hosts}, n_local_devices={n_local_devices}: "
             "need 0 <= host_index < n_hosts and at least one device"
         )
+
+
+def _checked(batch: Batch, found: Prepared) -> Batch:
+    """A label beyond the classes would train, or count, as another class or as nothing."""
+    wrong = (batch["label"] < 0) | (batch["label"] >= found.n_classes)
+    if wrong.any():
+        counted_from = 1 if found.is_mlperf else 0
+        raise ValueError(
+            f"dataset.data_dir={found.directory}: holds the label "
+            f"{batch['label'][wrong][0] + counted_from}, not one of {counted_from} to "
+            f"{found.n_classes - 1 + counted_from}; prepare the data set again, or take another"
+        )
+    return batch
 
 
 def _over_devices(batch: Batch, n_local_devices: int) -> Batch:

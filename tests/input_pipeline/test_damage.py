@@ -123,8 +123,18 @@ def test_directory_of_another_data_set(digits_dir, tmp_path):
         train(tmp_path)
 
 
-def test_metadata_that_are_no_json(copied):
-    (copied[1] / "features.json").write_text("{")
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("features.json", b"{"),
+        ("features.json", b"[]"),
+        ("features.json", b"\xff\xfe"),
+        ("dataset_info.json", b"{}"),
+        ("dataset_info.json", b'{"name": "imagenet2012", "splits": null}'),
+    ],
+)
+def test_metadata_that_are_no_metadata(copied, file, content):
+    (copied[1] / file).write_bytes(content)
     with told("not a prepared image classification set"):
         input_pipeline.describe(**options(copied[0]))
 
@@ -226,6 +236,19 @@ def test_a_corrupt_evaluation_image_is_an_error_whatever_the_policy(mlperf_dir, 
     miniature.write_mlperf(tmp_path, "validation", labelled, [11])
     with told(images[6][0], "validation-00000-of-00001__6", "corrupt example"):
         evaluate(tmp_path)
+
+
+@pytest.mark.parametrize("label", [0, 1001])
+def test_a_label_beyond_the_classes_is_refused(mlperf_dir, tmp_path, label):
+    """Records of another making count from 0; their 0 would train as class 999."""
+    for split, read in (("train", train), ("validation", evaluate)):
+        directory = tmp_path / split
+        shutil.copytree(mlperf_dir, directory, ignore=shutil.ignore_patterns(f"{split}*", ".*"))
+        images = [(name, image, 1) for name, image in miniature.val_images().items()]
+        images[3] = (*images[3][:2], label)
+        miniature.write_mlperf(directory, split, images, [11])
+        with told(f"holds the label {label}, not one of 1 to 1000"):
+            read(directory)
 
 
 def test_mlperf_file_cut_short_is_named_before_the_start(mlperf_dir, tmp_path):
