@@ -122,13 +122,13 @@ def compare_steps(a: Row, b: Row) -> dict[str, Any]:
     scores = inference.waiting_scores(intervals[:, 0], intervals[:, 1], horizon)
     medians, interval = _ratio_interval(a, b)
     ratio = medians[0] / medians[1] if np.isfinite(medians).all() else None
-    sizes = {"ratio": ratio, "ci95": interval} | _bound(medians, a, b)
+    last = [float(row.waiting()[0].max()) for row in (a, b)]
+    sizes = {"ratio": ratio, "ci95": interval} | bound(medians, last)
     return frame | inference.test_scores(scores, a.n, is_paired(a, b)) | sizes
 
 
-def _bound(medians: Sequence[float], a: Row, b: Row) -> dict[str, float]:
-    """Returns a bound of the ratio where one median alone lies beyond its budget."""
-    last = [float(row.waiting()[0].max()) for row in (a, b)]
+def bound(medians: Sequence[float], last: Sequence[float]) -> dict[str, float]:
+    """Returns a bound of the ratio where one median alone lies beyond the last step looked at."""
     if min(last) <= 0:  # never evaluated
         return {}
     if np.isfinite(medians[0]) and not np.isfinite(medians[1]):
