@@ -11,7 +11,8 @@ import contextlib
 import pathlib
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from etils import epath
@@ -22,7 +23,7 @@ from sweeps.queue import STOPPED, Queue
 from sweeps.runs import Run
 
 POLL_SECONDS = 0.2
-GRACE_SECONDS = 60.0  # for main.py to find out by itself that the first host's has ended
+GRACE_SECONDS = 60.0  # for main.py to find out by itself that another host's has ended
 TELL_AFTER_SECONDS = 60.0  # of waiting for a host
 
 
@@ -53,12 +54,12 @@ def lead(queue: Queue, out: pathlib.Path, flags: Sequence[str], n_hosts: int) ->
             say(out, "now.json", word | {"state": "running"})
             mine = Attempt(run, command(run, flags))
             try:
-                status = mine.status()
+                wait(mine, partial(has_ended_elsewhere, out, attempt, n_hosts))
             except KeyboardInterrupt:
                 mine.stop()
                 raise
             say(out, "now.json", word | {"state": "ended"})
-            queue.end(run, joint(status, answers(out, attempt, n_hosts)))
+            queue.end(run, joint(mine.status(), answers(out, attempt, n_hosts)))
     except KeyboardInterrupt:
         say(out, "now.json", {"attempt": attempt, "state": "stopped"})
         raise
@@ -135,21 +136,37 @@ def run_along(
     Its main.py is ended where the first host has gone on: it would join another run.
     """
     mine = Attempt(run, command(run, flags), process_id)
-    end_at = float("inf")
+
+    def grace() -> float | None:
+        now = heard(out)
+        if now and now["attempt"] != word["attempt"]:
+            return 0.0
+        return GRACE_SECONDS if now.get("state") == "ended" else None
+
     try:
-        while mine.process.poll() is None:
-            now = heard(out)
-            if now and now["attempt"] != word["attempt"]:
-                end_at = min(end_at, time.monotonic())
-            elif now.get("state") == "ended":
-                end_at = min(end_at, time.monotonic() + GRACE_SECONDS)
-            if time.monotonic() >= end_at:
-                mine.process.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                mine.process.wait(POLL_SECONDS)
+        wait(mine, grace)
     except KeyboardInterrupt:
         mine.stop()
         answer = {"attempt": word["attempt"], "status": mine.status()}
         say(out, host_file(process_id), answer)
         raise
     return mine.status()
+
+
+def has_ended_elsewhere(out: pathlib.Path, attempt: int, n_hosts: int) -> float | None:
+    """The grace that main.py has here, once another host's has ended: it may wait for that one."""
+    answered = [heard(out, host_file(i)).get("attempt") for i in range(1, n_hosts)]
+    return GRACE_SECONDS if attempt in answered else None
+
+
+def wait(mine: Attempt, grace: Callable[[], float | None]) -> None:
+    """Waits for main.py, and kills it so many seconds after `grace` first said how many."""
+    end_at = float("inf")
+    while mine.process.poll() is None:
+        seconds = grace()
+        if seconds is not None:
+            end_at = min(end_at, time.monotonic() + seconds)
+        if time.monotonic() >= end_at:
+            mine.process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            mine.process.wait(POLL_SECONDS)

@@ -84,10 +84,14 @@ def test_hosts_whose_parts_end_differently_stay_at_the_same_run(hosts):
     assert not well
 
 
-def test_a_host_that_hangs_on_an_attempt_that_is_over_is_ended(hosts, monkeypatch):
+@pytest.mark.parametrize(
+    ("ends", "attempts"), [(([1, 0], ["hang", 0]), 2), ((["hang", 0], [75, 0]), 1)]
+)
+def test_a_host_that_hangs_on_an_attempt_that_is_over_is_ended(hosts, monkeypatch, ends, attempts):
+    """As main.py does in joining a peer that was told to stop before it joined."""
     monkeypatch.setattr(lockstep, "GRACE_SECONDS", 0.5)
     began = time.monotonic()
-    queue, calls, well = hosts({0: ([1, 0], ["hang", 0])})
+    queue, calls, well = hosts({0: ends}, attempts)
     assert time.monotonic() - began < 30
     assert calls[0] == calls[1] == ["seed_0000"] * 2
     assert list(queue.ended.values()) == ["done"]
