@@ -18,10 +18,10 @@ from reporting.curves import Point
 # Two middle counts may average to the target exactly; their float average may miss it by one ulp.
 TIE_TOLERANCE = 1e-9
 
-# Fields that change no result of a run.
+# Fields that change no result of a run: `workdir.MAY_CHANGE` is among them.
 NOT_COMPARED = {
-    "seed", "workdir", "data_dir", "log_every_steps", "checkpoint_every_steps", "unverified",
-    "assumed", "resume", "profile", "compile_cache",
+    "seed", "data_dir", "log_every_steps", "checkpoint_every_steps", "checkpoint_every_minutes",
+    "keep_checkpoints", "on_divergence", "allow_host_count_change", "unverified", "assumed",
 }  # fmt: skip
 
 

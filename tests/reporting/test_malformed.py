@@ -9,6 +9,7 @@ from log_files import SHAMPOO, SHAMPOO_PATH, line, log_lines
 from run_folders import write_run
 
 import report
+import workdir
 from reporting import collect, document, screen
 
 GOOD = (500, 900, 975)
@@ -170,10 +171,11 @@ def test_rows_that_differ_in_a_fourth_field_have_names_of_their_own(tmp_path):
     ]  # fmt: skip
 
 
-def test_a_seed_that_was_only_logged_more_often_is_the_same_run(tmp_path):
-    for every in (1, 2):
-        config = {"log_every_steps": every, "dataset": {"data_dir": f"disk{every}"}}
-        write_run(tmp_path / str(every), config=config)
+@pytest.mark.parametrize("field", ["log_every_steps", *workdir.MAY_CHANGE])
+def test_a_seed_that_was_only_kept_otherwise_is_the_same_run(field, tmp_path):
+    for value in (1, 2):
+        config = {field: value, "dataset": {"data_dir": f"disk{value}"}}
+        write_run(tmp_path / str(value), config=config)
     (row,), (problem,) = rows_of(tmp_path)
     assert row["n"] == 1
     assert "is already counted" in problem.message
