@@ -55,7 +55,7 @@ def _over_batches(
     for batch, recipes in sorted(at.items()):
         a, b = recipes.get(subject, []), recipes.get(other, [])
         if len(a) == len(b) == 1:
-            mine, theirs = _finals(a[0]), _finals(b[0])
+            mine, theirs = (row.finals_by_seed(diverged=0.0) for row in (a[0], b[0]))
             by_seed[batch] = {s: mine[s] - theirs[s] for s in sorted(set(mine) & set(theirs))}
     batches = [batch for batch, values in by_seed.items() if len(values) >= 3]
     if len(batches) < 2:
@@ -77,16 +77,6 @@ def _over_batches(
             "p_value": inference.sign_flip_p(growth),
         }
     ]
-
-
-def _finals(row: Row) -> dict[int, float]:
-    """Returns the final accuracy by seed; a diverged run is at 0."""
-    finals = {
-        run.seed: 0.0 if run.status == "diverged" else run.final_accuracy
-        for run in row.runs
-        if run.seed is not None
-    }
-    return {seed: accuracy for seed, accuracy in finals.items() if accuracy is not None}
 
 
 def _median(values: Sequence[float] | np.ndarray) -> dict[str, Any]:

@@ -11,6 +11,9 @@ from reporting import archive, manifest, mlperf_log
 from reporting.run_folder import read_run
 from reporting.runs import Run, read_json
 
+MANIFEST = "manifest.jsonl"
+RUN_FILES = ("run.json", "config.json", "curve.csv")  # any of them makes a folder that of a run
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -56,9 +59,6 @@ def collect(roots: Iterable[Path]) -> tuple[list[Run], list[Problem]]:
     return runs, problems + repeated
 
 
-MANIFEST = "manifest.jsonl"
-
-
 def _places(roots: Iterable[Path]) -> Iterator[Path]:
     for root in roots:
         if root.is_file():
@@ -68,7 +68,7 @@ def _places(roots: Iterable[Path]) -> Iterator[Path]:
         for folder, folders, names in os.walk(root, followlinks=False):
             folders[:] = [name for name in folders if not name.startswith(".")]  # trials, caches
             here = Path(folder)
-            if {"run.json", "curve.csv", "config.json"} & set(names):
+            if set(RUN_FILES) & set(names):
                 yield here
             else:
                 yield from (here / name for name in names if _is_of_several(name))
@@ -85,7 +85,7 @@ def _lost(path: Path) -> list[Problem]:
     lost = []
     for name, entry in manifest.read(path).items():
         folder = path.parent / name
-        if not any((folder / name).exists() for name in ("run.json", "config.json", "curve.csv")):
+        if not any((folder / file).exists() for file in RUN_FILES):
             message = f"the sweep's manifest says {entry.status}"
             lost.append(Problem(str(folder), message, entry.recipe))
     return lost

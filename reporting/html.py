@@ -98,11 +98,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
         b += " [" + ", ".join(screen.fraction(end) for end in accuracy["ci95"]) + "]"
     words = {"yes": "reached", "no": "not reached"}.get(claim, "-")
     return [
-        verdict.row_name(row),
-        "?" if row["total_steps"] is None else str(row["total_steps"]),
-        str(row["n"]),
-        f"{row['n_reached']}/{row['n']}",
-        str(row["n_diverged"]),
+        *screen.counts(row),
         screen.steps_cell(row),
         b if accuracy["n_measured"] else "not measured",
         words,

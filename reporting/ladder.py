@@ -41,21 +41,12 @@ def steps_needed(budgets: np.ndarray, medians: np.ndarray, target: float) -> np.
     return np.where(reaches.any(-1), steps, np.inf)
 
 
-def _accuracies(rows: Sequence[Row]) -> tuple[list[int | None], np.ndarray]:
+def _accuracies(rows: Sequence[Row]) -> tuple[list[int], np.ndarray]:
     """Returns (seeds, [n, k] final accuracies) of the seeds that ended every budget."""
-    tables = []
-    for row in rows:
-        finals = {
-            run.seed: -np.inf if run.status == "diverged" else run.final_accuracy
-            for run in row.runs
-            if run.seed is not None
-        }
-        tables.append({seed: value for seed, value in finals.items() if value is not None})
+    tables = [row.finals_by_seed(diverged=-np.inf) for row in rows]
     seeds = sorted(set.intersection(*map(set, tables)))
-    shape = (len(seeds), len(tables))
-    return list(seeds), np.array([[t[s] for t in tables] for s in seeds], dtype=float).reshape(
-        shape
-    )
+    accuracies = np.array([[t[s] for t in tables] for s in seeds], dtype=float)
+    return seeds, accuracies.reshape(len(seeds), len(tables))
 
 
 def summarise(rows: Sequence[Row]) -> dict[str, Any]:

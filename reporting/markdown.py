@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from reporting import figures, html, provenance, screen, verdict
+from reporting import figures, html, provenance, screen
 from reporting.rows import Row
 from reporting.runs import read_json
 
@@ -113,11 +113,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
     accuracy = row["final_accuracy"]
     ends = accuracy["ci95"]
     return [
-        verdict.row_name(row),
-        "?" if row["total_steps"] is None else str(row["total_steps"]),
-        str(row["n"]),
-        f"{row['n_reached']}/{row['n']}",
-        str(row["n_diverged"]),
+        *screen.counts(row),
         screen.steps_cell(row),
         screen.accuracy_cell(row).rpartition(" ")[0] if accuracy["n_measured"] else "not measured",
         "-" if ends is None else "[" + ", ".join(map(screen.fraction, ends)) + "]",

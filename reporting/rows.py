@@ -42,7 +42,7 @@ class Row:
         return np.where(np.isfinite(hi), hi, lo), np.isfinite(hi)
 
     def finals(self) -> np.ndarray:
-        """Returns measure B, sorted by nothing: -inf for diverged runs, the unmeasured left out."""
+        """Returns measure B in the order of the runs: -inf if diverged, the unmeasured left out."""
         return np.array(
             [
                 -np.inf if run.status == "diverged" else run.final_accuracy
@@ -51,6 +51,15 @@ class Row:
             ],
             dtype=float,
         )
+
+    def finals_by_seed(self, diverged: float) -> dict[int, float]:
+        """Returns measure B by seed, `diverged` for runs that did; the unmeasured left out."""
+        finals = {
+            run.seed: diverged if run.status == "diverged" else run.final_accuracy
+            for run in self.runs
+            if run.seed is not None
+        }
+        return {seed: accuracy for seed, accuracy in finals.items() if accuracy is not None}
 
     def median_bounds(self) -> tuple[float, float]:
         """Returns what measure B's median over all runs is at least and at most.

@@ -58,17 +58,22 @@ def _marks(flags: Sequence[str], notes: list[str]) -> str:
 
 def _lines(row: dict[str, Any], marks: str) -> list[str]:
     """Returns the row's lines: a long name stands above, the marks of its flags below."""
-    name = row_name(row)
+    name, budget, n, reached, diverged = counts(row)
     above = [] if len(name) <= NAME else textwrap.wrap(name, WIDTH)
-    budget = "?" if row["total_steps"] is None else str(row["total_steps"])
-    reached = f"{row['n_reached']}/{row['n']}"
     seconds = row["seconds_to_target"]
     line = (
-        f"{'' if above else name:<{NAME}} {budget:>6} {row['n']:>3} {reached:>5} "
-        f"{row['n_diverged']:>3}  {steps_cell(row):<19} {accuracy_cell(row):<24}"
+        f"{'' if above else name:<{NAME}} {budget:>6} {n:>3} {reached:>5} "
+        f"{diverged:>3}  {steps_cell(row):<19} {accuracy_cell(row):<24}"
         f"{_seconds(seconds['median']):>6} {_seconds(seconds['olympic_mean']):>6}"
     )
     return [*above, line, *([f"{'':{NAME}} flags {marks}"] if marks else [])]
+
+
+def counts(row: dict[str, Any]) -> list[str]:
+    """Returns the cells before the measures: recipe, budget, n, reached, diverged."""
+    budget = "?" if row["total_steps"] is None else str(row["total_steps"])
+    n = str(row["n"])
+    return [row_name(row), budget, n, f"{row['n_reached']}/{n}", str(row["n_diverged"])]
 
 
 def steps_cell(row: dict[str, Any]) -> str:
