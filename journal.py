@@ -114,11 +114,7 @@ class Journal:
     def record_step(self, step: int, metrics: Mapping[str, jax.Array]) -> None:
         """Keeps a step's metrics on the device; fetches them all at the logging steps."""
         self.waiting.append(metrics)
-        if (
-            step % self.config.log_every_steps == 0
-            or step in self.plan.eval_steps
-            or step == self.plan.total_steps
-        ):
+        if step % self.config.log_every_steps == 0 or step in self.plan.eval_steps:
             self._fetch(step)
 
     def record_evaluation(self, point: evaluator.Evaluation) -> None:
@@ -233,15 +229,16 @@ class Journal:
         return datetime.timedelta(seconds=round(seconds))
 
     def _block(self, kind: str, step: int) -> None:
-        first = mlperf_log.epoch_of(step if kind == "start" else self._block_began(step), self.plan)
-        key = constants.BLOCK_START if kind == "start" else constants.BLOCK_STOP
-        end = next((s for s in self.plan.eval_steps if s > step), step)
-        end = step if kind == "end" else end
+        """A line where the training between two evaluations starts or ends."""
+        if kind == "start":
+            key, began = constants.BLOCK_START, step
+            end = next((s for s in self.plan.eval_steps if s > step), step)
+        else:
+            key, end = constants.BLOCK_STOP, step
+            began = max((s for s in self.plan.eval_steps if s < step), default=0)
+        first = mlperf_log.epoch_of(began, self.plan)
         count = max(mlperf_log.epoch_of(end, self.plan) - first, 1)
         self.event(kind, key, first_epoch_num=first + 1, epoch_count=count)
-
-    def _block_began(self, step: int) -> int:
-        return max((s for s in self.plan.eval_steps if s < step), default=0)
 
     def _say(self, line: str) -> None:
         if self.writes:

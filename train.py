@@ -77,11 +77,9 @@ def build(
     Args:
       devices: of the steps; None: all that there are. Others are for compiling ahead of time.
     """
-    fields = (
-        *("model", "optimizer", "schedule", "total_steps", "label_smoothing"),
-        "gradient_accumulation_steps",
-    )
-    shared = {field: files.config_as_json(config)[field] for field in fields}
+    numbers = ("total_steps", "label_smoothing", "gradient_accumulation_steps")
+    every = files.config_as_json(config)
+    shared = {field: every[field] for field in ("model", "optimizer", "schedule", *numbers)}
     tx, schedule = optim.from_recipe(shared["optimizer"], shared["schedule"], config.total_steps)
     shared["optimizer"], shared["schedule"] = optim.structure(
         shared["optimizer"], shared["schedule"]
@@ -269,6 +267,16 @@ def restored(
     return state, record
 
 
+def batch_shapes(
+    n_devices: int, device_batch_size: int, image: jax.ShapeDtypeStruct
+) -> dict[str, jax.ShapeDtypeStruct]:
+    """What the steps take, as `input_pipeline.train_batches` shapes it; `image` is one image."""
+    shape = (n_devices, device_batch_size)
+    images = jax.ShapeDtypeStruct((*shape, *image.shape), image.dtype)
+    label, either = jax.ShapeDtypeStruct(shape, np.int32), jax.ShapeDtypeStruct(shape, bool)
+    return {"image": images, "label": label, "mask": either, "flip": either}
+
+
 def compile_steps(
     program: Program,
     initial: steps.TrainState,
@@ -278,13 +286,8 @@ def compile_steps(
     """Runs both steps once on blank images, so that the clock starts with everything compiled."""
 
     def blank(device_batch_size: int) -> dict[str, np.ndarray]:
-        shape = (jax.local_device_count(), device_batch_size)
-        return {
-            "image": np.zeros((*shape, *image.shape), image.dtype),
-            "label": np.zeros(shape, np.int32),
-            "mask": np.zeros(shape, bool),
-            "flip": np.zeros(shape, bool),
-        }
+        shapes = batch_shapes(jax.local_device_count(), device_batch_size, image)
+        return jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
 
     state = steps.place(initial)
     train_batch, eval_batch = blank(plan.device_batch_size), blank(plan.device_eval_batch_size)

@@ -12,7 +12,6 @@ import math
 import pathlib
 import tempfile
 import time
-from functools import partial
 from typing import Any
 
 import jax
@@ -68,14 +67,14 @@ def resnet50_with_shampoo() -> steps.TrainState:
     config = command_line.load("shampoo:readme")
     spec = input_pipeline.describe("imagenet2012", None)
     program = train.build(config, spec)
-    initial = partial(steps.initial_state, program.model, program.tx, spec.image_shape)
+    shapes = steps.state_shapes(program.model, program.tx, spec.image_shape)
     rng = np.random.default_rng(0)
 
     def noise(x: jax.ShapeDtypeStruct) -> Any:
         floats = np.issubdtype(x.dtype, np.floating)
         return rng.standard_normal(x.shape, np.float32) if floats else np.zeros(x.shape, x.dtype)
 
-    return jax.tree.map(noise, jax.eval_shape(initial, jax.random.key(0)))
+    return jax.tree.map(noise, shapes)
 
 
 def measure_resnet50(folder: pathlib.Path) -> None:

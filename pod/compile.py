@@ -92,20 +92,14 @@ def measure(config: ConfigDict, topology: topologies.Topology, hlo: str = "") ->
     state = steps.state_shapes(program.model, program.tx, spec.image_shape)
     opt_state, owned = jax.eval_shape(partial(distribute.split, n_devices=n), state.opt_state)
     state = dataclasses.replace(state, opt_state=opt_state, owned=owned)
-
-    def batch(device_batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
-        shape = (n, device_batch_size)
-        image = jax.ShapeDtypeStruct((*shape, *spec.image_shape), config.dataset.image_dtype)
-        label = jax.ShapeDtypeStruct(shape, "int32")
-        either = jax.ShapeDtypeStruct(shape, "bool")
-        return {"image": image, "label": label, "mask": either, "flip": either}
-
+    image = jax.ShapeDtypeStruct(spec.image_shape, config.dataset.image_dtype)
     found = {}
     for name, step, size in (
         ("train_step", program.train_step, plan.device_batch_size),
         ("eval_step", program.eval_step, plan.device_eval_batch_size),
     ):
-        found[name] = compiled(step, (state, batch(size)), topology, hlo and f"{hlo}/{name}.txt")
+        arguments = (state, train.batch_shapes(n, size, image))
+        found[name] = compiled(step, arguments, topology, hlo and f"{hlo}/{name}.txt")
     roots = [
         leaf.shape[1]
         for path, leaf in jax.tree_util.tree_leaves_with_path(owned)
