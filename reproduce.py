@@ -23,11 +23,11 @@ from collections.abc import Iterator, Sequence
 from configs import command_line, plan
 from one_line_parser import OneLineParser
 from pod import predict
-from sweeps import budgets, pod, runs
+from sweeps import budgets, runs, several_hosts
 
 RECIPES = "lars:mlperf_v07 nesterov:nado shampoo:readme"
 PLANS = pathlib.Path(__file__).parent / "results" / "pod_plan"
-DONE, USER_ERROR = 0, 2
+DONE, FAILED, USER_ERROR = 0, 1, 2
 TRIAL_STEPS = 3
 
 
@@ -48,7 +48,7 @@ def arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--devices", type=int, default=256, help="devices in all")
     parser.add_argument("--subset", action="store_true", help="accept a part of ImageNet")
     parser.add_argument("--dry_run", action="store_true", help="print all of it, start nothing")
-    pod.add_flags(parser)
+    several_hosts.add_flags(parser)
     options, rest = parser.parse_known_args(argv)
     for argument in rest:
         if not argument.startswith("--config."):
@@ -62,7 +62,7 @@ def preflight(options: argparse.Namespace, overrides: Sequence[str], facts: str)
         *("-m", "launch.preflight", f"--recipes={options.recipes}", f"--out={options.out}"),
         *(f"--devices={options.devices}", f"--n_seeds={n_seeds}", f"--facts={facts}"),
         *(["--subset"] if options.subset else []),
-        *pod.joining_flags(options),
+        *several_hosts.joining_flags(options),
         *overrides,
     ]
 
@@ -73,7 +73,7 @@ def trials(options: argparse.Namespace, overrides: Sequence[str]) -> Iterator[li
         yield [
             *("main.py", f"--config={command_line.recipe_path(recipe)}"),
             f"--workdir={options.out}/.trial/{recipe}",
-            *pod.joining_flags(options),
+            *several_hosts.joining_flags(options),
             *overrides,
             *budgets.stretched(command_line.load(recipe, overrides), TRIAL_STEPS),
         ]
@@ -82,7 +82,7 @@ def trials(options: argparse.Namespace, overrides: Sequence[str]) -> Iterator[li
 def sweep(options: argparse.Namespace, overrides: Sequence[str]) -> list[str]:
     return [
         *("sweep.py", f"--recipes={options.recipes}", f"--seeds={options.seeds}"),
-        *(f"--out={options.out}", *pod.joining_flags(options), *overrides),
+        *(f"--out={options.out}", *several_hosts.joining_flags(options), *overrides),
     ]
 
 
@@ -100,7 +100,7 @@ def call(command: Sequence[str]) -> int:
 def check(options: argparse.Namespace, overrides: Sequence[str]) -> None:
     """Raises ValueError for recipes, seeds, overrides or flags of several hosts that cannot be."""
     runs.parse_seeds(options.seeds)
-    pod.joining_flags(options)
+    several_hosts.joining_flags(options)
     for recipe in runs.parse_recipes(options.recipes):
         plan.validate(command_line.load(recipe, overrides))
 
@@ -108,13 +108,14 @@ def check(options: argparse.Namespace, overrides: Sequence[str]) -> None:
 def predicted(options: argparse.Namespace) -> Iterator[str]:
     """Lines: the estimated hours of all runs, of the recipes that results/pod_plan has."""
     plans = [json.loads(file.read_text()) for file in sorted(PLANS.glob("*.json"))]
-    found = {one.recipe: one.anchored for one in predict.predictions(plans)} if plans else {}
+    found = predict.predictions(plans) if plans else []
+    seconds = {one.recipe: one.anchored_seconds for one in found}
     n_seeds = len(runs.parse_seeds(options.seeds))
     for recipe in runs.parse_recipes(options.recipes):
-        if recipe in found:
-            hours = n_seeds * found[recipe] / 3600
+        if recipe in seconds:
+            hours = n_seeds * seconds[recipe] / 3600
             yield (
-                f"{recipe:<22} {n_seeds} x {found[recipe]:.0f} s = {hours:.1f} h on a v3-256, an "
+                f"{recipe:<22} {n_seeds} x {seconds[recipe]:.0f} s = {hours:.1f} h on a v3-256, an "
                 "estimate (results/pod_plan), starting and compiling left out"
             )
         else:
@@ -144,7 +145,7 @@ def main(argv: Sequence[str]) -> int:
         if status := call(trial):
             return status
     status = call(sweep(options, overrides))
-    if is_first and status in (DONE, 1):
+    if is_first and status in (DONE, FAILED):
         call(report(options))
     return status
 

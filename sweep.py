@@ -27,10 +27,10 @@ from sweeps import (
     attempt,
     budgets,
     lockstep,
-    pod,
     pool,
     preparation,
     runs,
+    several_hosts,
     slurm,
     status,
     trials,
@@ -77,7 +77,7 @@ def arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--attempts", type=int, default=2, help="of a run whose worker dies")
     parser.add_argument("--dry_run", action="store_true", help="say what would be run, and stop")
     slurm.add_flags(parser)
-    pod.add_flags(parser)
+    several_hosts.add_flags(parser)
     parser.add_argument("--status", type=pathlib.Path, help="say how the sweep of this OUT stands")
     options, rest = parser.parse_known_args(argv)
     if not options.status and not options.out:
@@ -218,7 +218,7 @@ def main(argv: Sequence[str]) -> int:
         if options.status:
             print(*status.lines(options.status), sep="\n")
             return DONE
-        joining, cluster = pod.joining_flags(options), slurm.parameters(options)
+        joining, cluster = several_hosts.joining_flags(options), slurm.parameters(options)
         asked = planned(options, overrides)
         if joining and cluster:
             raise ValueError("slurm: a task is one host; leave out --slurm or the several hosts")
@@ -227,7 +227,7 @@ def main(argv: Sequence[str]) -> int:
         if options.dry_run:
             dry_run(asked, joining, cluster)
             return DONE
-        process_id, n_hosts = pod.place(options)
+        process_id, n_hosts = several_hosts.place(options)
         if process_id:
             return follow(asked, options.out, joining, process_id)
         lock = locked(options.out)  # before the data: two sweeps must not prepare them at once

@@ -20,9 +20,9 @@ import joining
 from configs import command_line
 from configs import plan as plans
 from input_pipeline import DatasetSpec
+from input_pipeline.options import GIB
 from sweeps import runs
 
-GIBIBYTE = 2**30
 LOG_GIB = 0.05  # of a run: events, curves, MLPerf log
 
 
@@ -78,7 +78,7 @@ def check_disk(out: str, needed_gib: float) -> None:
     folder = pathlib.Path(out).absolute()
     while not folder.exists():
         folder = folder.parent
-    free_gib = shutil.disk_usage(folder).free / GIBIBYTE
+    free_gib = shutil.disk_usage(folder).free / GIB
     if free_gib < needed_gib:
         raise ValueError(
             f"out={out}: {free_gib:.1f} GiB free, {needed_gib:.1f} GiB needed for the checkpoints "
@@ -96,7 +96,7 @@ def run_gib(config: ConfigDict, spec: DatasetSpec) -> float:
     program = train.build(config, spec)
     state = steps.state_shapes(program.model, program.tx, spec.image_shape)
     n_bytes = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))
-    return config.keep_checkpoints * n_bytes / GIBIBYTE + LOG_GIB
+    return config.keep_checkpoints * n_bytes / GIB + LOG_GIB
 
 
 def check(options: Any, overrides: Sequence[str]) -> dict[str, Any]:

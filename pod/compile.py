@@ -23,7 +23,7 @@ from configs import command_line
 from configs import plan as plans
 from pod import cycles, topologies
 
-MEBIBYTE = 2**20
+MIB = 2**20
 
 
 def environment(topology: topologies.Topology) -> dict[str, str]:
@@ -140,7 +140,7 @@ def compiled(step: Any, arguments: Any, topology: topologies.Topology, hlo: str)
         pathlib.Path(hlo).write_text(text)
     memory, cost = program.memory_analysis(), program.cost_analysis()
     sizes = {
-        part: getattr(memory, f"{part}_size_in_bytes") / MEBIBYTE
+        part: getattr(memory, f"{part}_size_in_bytes") / MIB
         for part in ("argument", "output", "alias", "temp", "generated_code")
     }
     needed = sum(sizes.values()) - 2 * sizes["alias"]

@@ -87,12 +87,12 @@ def _times(plans: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     by_recipe = {p["recipe"]: p for p in plans}
     for one in predict.predictions(plans):
         plan = by_recipe[one.recipe]
-        known = f"{one.published[0]:g}-{one.published[1]:g}" if one.published else "none"
-        anchored = "(the anchor)" if one.recipe == predict.ANCHOR else f"{one.anchored:.0f}"
+        known = "{:g}-{:g}".format(*one.published_seconds) if one.published_seconds else "none"
+        anchored = "(the anchor)" if one.recipe == predict.ANCHOR else f"{one.anchored_seconds:.0f}"
         link = 1e3 * plan["train_step"]["link_seconds"]
         yield (
-            f"| `{one.recipe}` | {plan['total_steps']} | {1e3 * one.step:.1f} | {link:.1f} "
-            f"| {one.run:.0f} | {anchored} | {known} |"
+            f"| `{one.recipe}` | {plan['total_steps']} | {1e3 * one.step_seconds:.1f} | {link:.1f} "
+            f"| {one.run_seconds:.0f} | {anchored} | {known} |"
         )
     yield "\n![what a step is made of](steps.svg)"
 

@@ -43,13 +43,13 @@ def run_seconds(plan: Mapping[str, Any]) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    """One recipe's run. Seconds; `published` is the range in the literature, if there is one."""
+    """One recipe's run; `published_seconds` is the range in the literature, if there is one."""
 
     recipe: str
-    step: float
-    run: float
-    anchored: float
-    published: tuple[float, float] | None
+    step_seconds: float
+    run_seconds: float
+    anchored_seconds: float
+    published_seconds: tuple[float, float] | None
 
 
 def published_seconds() -> dict[str, tuple[float, float]]:
@@ -75,10 +75,10 @@ def predictions(plans: Sequence[Mapping[str, Any]]) -> list[Prediction]:
     return [
         Prediction(
             recipe=plan["recipe"],
-            step=step_seconds(plan["train_step"]),
-            run=run_seconds(plan),
-            anchored=ratio * run_seconds(plan),
-            published=known.get(plan["recipe"]),
+            step_seconds=step_seconds(plan["train_step"]),
+            run_seconds=run_seconds(plan),
+            anchored_seconds=ratio * run_seconds(plan),
+            published_seconds=known.get(plan["recipe"]),
         )
         for plan in plans
         if plan["train_step"]["fits"]

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-GIBIBYTE = 1024  # MiB
+MIB_PER_GIB = 1024
 
 
 def text(figures: Mapping[str, Any]) -> str:
@@ -31,11 +31,12 @@ def text(figures: Mapping[str, Any]) -> str:
 
 def memory(step: Mapping[str, Any], hbm_gib: float) -> str:
     """Whether a step fits, in GiB of a device."""
-    needed = step["needed_mib"] / GIBIBYTE
+    needed = step["needed_mib"] / MIB_PER_GIB
     if step["fits"]:
         return f"fits: {needed:.2f} of {hbm_gib:g} GiB a device"
     return (
-        f"DOES NOT FIT: {needed:.2f} GiB needed, {step['exceeded_mib'] / GIBIBYTE:.2f} GiB too much"
+        f"DOES NOT FIT: {needed:.2f} GiB needed, "
+        f"{step['exceeded_mib'] / MIB_PER_GIB:.2f} GiB too much"
     )
 
 

@@ -11,15 +11,14 @@ INTERCONNECT_EFFICIENCY = 0.5  # an assumption
 class Generation:
     """One TPU generation, per device that JAX sees (a core, where a chip shows two).
 
-    Sources: Google Cloud's TPU system architecture pages for memory, peak and interconnect. The
+    Sources: Google Cloud's TPU system architecture pages for memory and interconnect. The
     clocks of v2 to v4 are published (Jouppi et al. 2021 and 2023), those of v5e, v5p and v6e are
-    the peak divided by what the compiler's cycles make of a large product: estimates.
+    the published peak divided by what the compiler's cycles make of a large product: estimates.
 
     Attributes:
       accelerator: how Cloud TPU spells it, before the number of cores or chips.
       hbm_gib: memory of one device, GiB.
       clock_mhz: cycles of the compiler's estimates per microsecond.
-      peak_tflops: bfloat16, of one device.
       link_gbit: interconnect of one chip, all links, one direction, Gbit/s.
       devices_per_chip: that JAX shows.
       devices_per_host: that JAX shows.
@@ -28,7 +27,6 @@ class Generation:
     accelerator: str
     hbm_gib: float
     clock_mhz: float
-    peak_tflops: float
     link_gbit: float
     devices_per_chip: int
     devices_per_host: int
@@ -40,12 +38,12 @@ class Generation:
 
 
 GENERATIONS = {
-    "v2": Generation("v2", 8, 700, 23, 4 * 496, 2, 8),
-    "v3": Generation("v3", 16, 940, 61.5, 4 * 656, 2, 8),
-    "v4": Generation("v4", 16, 1050, 137.5, 2400, 2, 8),
-    "v5e": Generation("v5litepod", 16, 1500, 197, 1600, 1, 4),
-    "v5p": Generation("v5p", 95, 1750, 459, 4800, 1, 4),
-    "v6e": Generation("v6e", 32, 1750, 918, 3200, 1, 4),
+    "v2": Generation("v2", 8, 700, 4 * 496, 2, 8),
+    "v3": Generation("v3", 16, 940, 4 * 656, 2, 8),
+    "v4": Generation("v4", 16, 1050, 2400, 2, 8),
+    "v5e": Generation("v5litepod", 16, 1500, 1600, 1, 4),
+    "v5p": Generation("v5p", 95, 1750, 4800, 1, 4),
+    "v6e": Generation("v6e", 32, 1750, 3200, 1, 4),
 }
 
 

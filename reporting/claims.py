@@ -32,7 +32,8 @@ def table() -> str:
 def predicted() -> dict[str, str]:
     """The time of a recipe's run on a v3-256 as results/pod_plan estimates it, by recipe."""
     plans = [read_json(file) for file in sorted((ROOT / "results" / "pod_plan").glob("*.json"))]
-    words = {one.recipe: f"{one.anchored:.0f} s (estimate)" for one in predict.predictions(plans)}
+    found = predict.predictions(plans)
+    words = {one.recipe: f"{one.anchored_seconds:.0f} s (estimate)" for one in found}
     return words | {predict.ANCHOR: "the anchor of the others"}
 
 

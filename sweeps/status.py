@@ -14,6 +14,7 @@ from collections.abc import Iterator
 
 from reporting import manifest
 from reporting.runs import read_json
+from sweeps.queue import GIVEN_UP
 
 STATUSES = ("done", "diverged", "failed", "aborted", "running", "stopped", "waiting")
 
@@ -49,13 +50,13 @@ def progress(folder: pathlib.Path, last: str, alive: bool) -> Progress:
     try:
         record = read_json(folder / "run.json")
         seconds = record.get("seconds") or {}
-        given_up = record["status"] == "aborted" and last.startswith(("crashed", "failed"))
+        given_up = record["status"] == "aborted" and last.startswith(GIVEN_UP)
         status = "failed" if given_up else str(record["status"])
         if status != "aborted" or last not in ("started", "submitted"):  # else it is tried again
             return Progress(status, seconds=sum(seconds.get(k, 0.0) for k in ("train", "eval")))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         pass
-    if last.startswith(("crashed", "failed")):
+    if last.startswith(GIVEN_UP):
         return Progress("failed")
     begun = last == "started" or (last == "submitted" and (folder / "config.json").exists())
     if last in ("waiting", "submitted") and not begun:
