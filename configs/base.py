@@ -76,7 +76,7 @@ def imagenet() -> ConfigDict:
 
 
 def _proxy() -> ConfigDict:
-    """What the proxies share: float32, a 3x3 stem without pooling, linear warm-up to a tenth."""
+    """What the proxies share: float32, a narrow network with a 3x3 stem and no pooling."""
     config = imagenet()
     config.model.width = 8
     config.model.stem_kernel_size = 3

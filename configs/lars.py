@@ -26,7 +26,9 @@ def mlperf_v07() -> ConfigDict:
     return config
 
 
-def _proxy(task: ConfigDict, peak: float, momentum: float, decay: float, trust: float):
+def _proxy(
+    task: ConfigDict, peak: float, momentum: float, decay: float, trust: float
+) -> ConfigDict:
     task.optimizer.momentum = momentum
     task.optimizer.weight_decay = decay
     task.optimizer.trust_coefficient = trust

@@ -3,10 +3,12 @@
 import dataclasses
 import math
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from ml_collections import ConfigDict
 
+COUNT = "needs an integer of at least 1"
 DTYPES = ("float32", "bfloat16")
 RUNNING_VARIANCES = ("mean_of_groups", "pooled")
 
@@ -40,33 +42,42 @@ class Plan:
         return dataclasses.asdict(self)
 
 
-def _numbers(config: ConfigDict, section: str = "") -> Iterator[tuple[str, float]]:
-    for name, value in config.items():
-        if isinstance(value, ConfigDict):
-            yield from _numbers(value, f"{section}{name}.")
-        elif isinstance(value, float):
-            yield f"{section}{name}", value
-
-
 def validate(config: ConfigDict) -> None:
     """Checks everything that needs neither data nor devices.
 
     Raises:
       ValueError: "field=value: the rule; the remedy", for the first field that breaks a rule.
     """
+    for field, value in _floats(config):
+        _check(config, field, math.isfinite(value), "must be finite")
+    _check_run(config)
+    _check_model(config)
+    _check_optimizer(config)
 
-    def check(field: str, ok: Any, rule: str) -> None:
-        value = config
-        for part in field.split("."):
-            value = value[part]
-        if not ok:
-            raise ValueError(f"{field}={value}: {rule}")
 
-    def positive_integer(field: str, value: Any) -> None:
-        check(field, isinstance(value, int) and value >= 1, "needs an integer of at least 1")
+def _floats(config: ConfigDict, section: str = "") -> Iterator[tuple[str, float]]:
+    for name, value in config.items():
+        if isinstance(value, ConfigDict):
+            yield from _floats(value, f"{section}{name}.")
+        elif isinstance(value, float):
+            yield f"{section}{name}", value
 
-    for field, value in _numbers(config):
-        check(field, math.isfinite(value), "must be finite")
+
+def _check(config: ConfigDict, field: str, ok: Any, rule: str) -> None:
+    value = config
+    for part in field.split("."):
+        value = value[part]
+    if not ok:
+        raise ValueError(f"{field}={value}: {rule}")
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and value >= 1
+
+
+def _check_run(config: ConfigDict) -> None:
+    """Seed, counts and cadences, target and loss."""
+    check = partial(_check, config)
     seed = config.seed
     check(
         "seed",
@@ -83,28 +94,31 @@ def validate(config: ConfigDict) -> None:
         "keep_checkpoints",
         "max_consecutive_skips",
     ):
-        positive_integer(field, config[field])
+        check(field, _is_count(config[field]), COUNT)
     every = config.checkpoint_every_steps
     check("checkpoint_every_steps", isinstance(every, int) and every >= 0, "needs 0 or a count")
     check("checkpoint_every_minutes", config.checkpoint_every_minutes >= 0, "must not be negative")
     known = ("record", "stop_sweep")
     check("on_divergence", config.on_divergence in known, f"known: {', '.join(known)}")
-    for field in ("width", "stem_kernel_size", "stem_stride"):
-        positive_integer(f"model.{field}", config.model[field])
+    check("mlperf_division", config.mlperf_division in ("open", "closed"), "known: open, closed")
     check(
         "target_accuracy",
         0 < config.target_accuracy < 1,
         "is a fraction between 0 and 1; 75.9 % is 0.759",
     )
     check("label_smoothing", 0 <= config.label_smoothing < 1, "needs a fraction from 0 to below 1")
-    model = config.model
+
+
+def _check_model(config: ConfigDict) -> None:
+    check, model = partial(_check, config), config.model
+    for field in ("width", "stem_kernel_size", "stem_stride"):
+        check(f"model.{field}", _is_count(model[field]), COUNT)
     sizes = model.stage_sizes
     check(
         "model.stage_sizes",
         isinstance(sizes, tuple) and sizes and all(type(n) is int and n >= 1 for n in sizes),
         "needs a tuple of block counts, each an integer of at least 1, as (3, 4, 6, 3)",
     )
-    check("mlperf_division", config.mlperf_division in ("open", "closed"), "known: open, closed")
     check("model.bn_span", model.bn_span >= 1, "needs a number of examples, at least 1")
     check("model.bn_decay", 0 <= model.bn_decay < 1, "needs a fraction from 0 to below 1")
     check("model.bn_epsilon", model.bn_epsilon > 0, "must be positive")
@@ -124,7 +138,10 @@ def validate(config: ConfigDict) -> None:
     for field in ("compute_dtype", "logits_dtype"):
         check(f"model.{field}", model[field] in DTYPES, f"known: {', '.join(DTYPES)}")
 
-    schedule = config.schedule
+
+def _check_optimizer(config: ConfigDict) -> None:
+    """The optimizer's fractions and decay, and its schedule."""
+    check, schedule = partial(_check, config), config.schedule
     for field, value in schedule.items():
         check(f"schedule.{field}", 0 <= value < math.inf, "must be finite and not negative")
     check("schedule.peak_learning_rate", schedule.peak_learning_rate > 0, "must be positive")

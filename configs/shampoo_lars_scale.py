@@ -8,7 +8,7 @@ gives it. Variants: digits, fashion.
 
 from ml_collections import ConfigDict
 
-from configs import base, search
+from configs import base, lars, shampoo
 
 
 def _proxy(task: ConfigDict) -> ConfigDict:
@@ -51,14 +51,8 @@ def fashion() -> ConfigDict:
 VARIANTS = {"digits": digits, "fashion": fashion}
 
 # Of the trials that tune the proxies: Shampoo's, and LARS's trust coefficient.
-SEARCH = {
-    "schedule.peak_learning_rate": search.PEAK_LEARNING_RATE,
-    "optimizer.beta1": search.MOMENTUM,
-    "optimizer.weight_decay": search.WEIGHT_DECAY,
-    "optimizer.beta2": search.Range(0.01, 0.5, "complement"),
-    "optimizer.matrix_epsilon": search.Range(1e-6, 1e-1, "decades"),
-    "optimizer.trust_coefficient": search.Range(0.003, 0.3),
-}
+TRUST = "optimizer.trust_coefficient"
+SEARCH = shampoo.SEARCH | {TRUST: lars.SEARCH[TRUST]}
 
 
 def get_config(variant: str = "digits") -> ConfigDict:
