@@ -84,7 +84,7 @@ class Checkpoints:
         return bool(self.every_steps or self.every_minutes)
 
     def due(self, step: int) -> bool:
-        """Whether to save now; the same answer on all hosts. What a seed gives is never saved."""
+        """Whether to save now; the same answer on all hosts. What a seed gives is never due."""
         if step == 0:
             return False
         if self.every_steps and step % self.every_steps == 0:

@@ -1,8 +1,8 @@
 """The training step: pure per-device functions, the state, its placement, and the one pmap line.
 
 `train_step(state, batch)` and `eval_step(state, batch)` know no config, flags, files or
-TensorFlow. `over_devices` puts the train step on this process's devices; train.py, the tests and
-the ahead-of-time compiles use this same pair.
+TensorFlow. `over_devices` and `evaluate_over_devices` put them on this process's devices, in
+train.py, in the tests and in the ahead-of-time compiles alike.
 
 A step is numbered by the updates completed before it: the update that takes `state.step` from s to
 s + 1 uses batch s and the learning rate schedule(s).

@@ -1,7 +1,7 @@
 """Prepares a data set on disk, before anything else starts.
 
 python -m input_pipeline --name=fashion_mnist --data_dir=data [--manual_dir=DIRECTORY]
-    python -m input_pipeline --name=imagenet2012 --data_dir=data --manual_dir=ILSVRC_DIRECTORY
+python -m input_pipeline --name=imagenet2012 --data_dir=data --manual_dir=ILSVRC_DIRECTORY
 """
 
 import argparse

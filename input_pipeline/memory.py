@@ -118,7 +118,6 @@ def train_batches(
       labels: int32 [n].
       shard: [start, stop) of the shard in the whole data set.
     """
-
     order = lru_cache(maxsize=2)(  # a batch straddles two epochs
         lambda epoch: randomness.epoch_order(seed, epoch, shard)
     )

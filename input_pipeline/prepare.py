@@ -171,10 +171,9 @@ def _check_reachable(name: str, urls: list[str], data_dir: str) -> None:
         if reason:
             raise ValueError(
                 f"dataset.name={name}: cannot be downloaded: {host}: {reason}; connect this "
-                f"machine, or fetch "
-                f"the files elsewhere ({', '.join(sorted(urls))}) and run: python -m "
-                f"input_pipeline "
-                f"--name={name} --data_dir={data_dir} --manual_dir=DIRECTORY_OF_THE_FILES"
+                f"machine, or fetch the files elsewhere ({', '.join(sorted(urls))}) and run: "
+                f"python -m input_pipeline --name={name} --data_dir={data_dir} "
+                "--manual_dir=DIRECTORY_OF_THE_FILES"
             )
 
 

@@ -160,6 +160,7 @@ def _in_epoch(epoch) -> Callable[[dict], dict]:
 def batched(
     examples: Dataset, decode: Callable[[dict], dict], host_batch_size: int, partial: bool = False
 ) -> Dataset:
+    """Decodes in order, on all cores of this process; a last batch that is short if `partial`."""
     tf = tensorflow()
     options = tf.data.Options()
     options.deterministic = True
@@ -180,6 +181,11 @@ def decoded(example: dict) -> dict:
 
 
 def train_image(options: Options, seed: int, image_size: int) -> Callable[[dict], dict]:
+    """Returns {jpeg or decoded uint8 [H, W, 3], label, index, epoch} -> the same with `image`.
+
+    image is [image_size, image_size, 3] of `options.image_dtype`, not yet flipped.
+    """
+
     def decode(example: dict) -> dict:
         tf = tensorflow()
         key = tf.stack([tf.constant(seed, tf.int64), example["epoch"] * EPOCHS + example["index"]])
@@ -200,6 +206,8 @@ def train_image(options: Options, seed: int, image_size: int) -> Callable[[dict]
 
 
 def eval_image(options: Options, image_size: int) -> Callable[[dict], dict]:
+    """Returns {jpeg, label} -> {image, label}, image as `train_image` has it."""
+
     def decode(example: dict) -> dict:
         shape = tensorflow().io.extract_jpeg_shape(example["jpeg"])
         window = preprocess.eval_window(shape, image_size)

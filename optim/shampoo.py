@@ -235,7 +235,6 @@ class _Own(NamedTuple):
 
 def _update(plan, options, grads, state, weights, rate, devices):
     """Returns (updates in the order of the leaves, state)."""
-
     replicated = _replicated(plan, state.rows, devices)
     old = {name: state.rows[name].rows for name in plan.buckets}
     if replicated:

@@ -3,8 +3,7 @@
 The compiler annotates every fusion with `estimated_cycles`, aware of precision and layout. They are
 summed over the program, bodies of loops times their trips. Left out: waiting for collectives (their
 bytes are listed, with an estimate of the time on the links: gathered bytes over the bandwidth of a
-chip, twice that for a sum), host and input, and whatever the
-hardware does at once.
+chip, twice that for a sum), host and input, and whatever the hardware does at once.
 """
 
 import collections

@@ -20,7 +20,7 @@ class Study:
       ladder: seeds by budgets, both as sweep.py takes them.
       batches: {global batch size: its budgets in steps, the trials' first}, the same numbers of
         epochs for all.
-      batch_eval_every_epochs: cadence of evaluations at every batch size.
+      eval_every_examples: cadence of evaluations at every batch size; 0 without `batches`.
     """
 
     task: str

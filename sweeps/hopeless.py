@@ -44,4 +44,5 @@ def judge(run: Run, finished: Iterable[Run]) -> str | None:
 
 
 def read(run: Run) -> tuple[Point, ...]:
+    """Its curve up to the last evaluation that is written down whole."""
     return curves.parse(curves.text(run.folder / "curve.csv"), may_be_cut=True)[0]
