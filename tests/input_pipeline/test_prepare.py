@@ -66,7 +66,7 @@ def test_debians_files_get_upstreams_headers_back(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--name=imagenet2012", "--data_dir={tmp}"], "both files|is not prepared there"),
+        (["--name=imagenet2012", "--data_dir={tmp}"], "is not prepared there"),
         (["--name=imagenet2012", "--data_dir={tmp}", "--manual_dir={tmp}"], "is missing"),
         (["--name=nonsense", "--data_dir={tmp}"], "neither known here"),
         (["--data_dir=/proc/none"], "cannot be made"),
@@ -76,7 +76,7 @@ def test_the_command_ends_with_2_and_one_line(arguments, message, tmp_path, caps
     assert command.main([argument.format(tmp=tmp_path) for argument in arguments]) == 2
     told = capsys.readouterr().err
     assert told.count("\n") == 1
-    assert any(part in told for part in message.split("|"))
+    assert message in told
 
 
 @pytest.mark.slow

@@ -130,6 +130,11 @@ def test_merging_undoes_splitting_bit_by_bit(n_devices):
     jax.tree.map(np.testing.assert_array_equal, again, state)
 
 
+@pytest.mark.parametrize(("n", "k"), [(1, 1), (8, 1), (9, 2), (16, 2), (1385, 174)])
+def test_devices_own_no_more_rows_than_needed(n, k):
+    assert distribute.rows_per_device(n, 8) == k
+
+
 def test_padding_rows_are_identity():
     _, owned = distribute.split(TX.init(tree(0)), 8)
     bias = owned["0"]["roots"]["0"]

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from optim import distribute, masks
+from optim import masks
 from optim.norms import norm
 
 
@@ -31,8 +31,3 @@ def test_the_norm_of_nothing_is_zero_and_of_a_nan_is_one():
     assert norm(np.zeros((0, 3), np.float32)) == 0
     assert np.isnan(norm(np.float32([1, np.nan])))
     assert not np.isfinite(norm(np.float32([1, np.inf])))
-
-
-@pytest.mark.parametrize(("n", "k"), [(1, 1), (8, 1), (9, 2), (16, 2), (1385, 174)])
-def test_devices_own_no_more_rows_than_needed(n, k):
-    assert distribute.rows_per_device(n, 8) == k

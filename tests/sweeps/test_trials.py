@@ -11,7 +11,7 @@ from configs import command_line
 from configs.search import Range
 from sweeps import runs, trials
 
-OPTIMIZERS = ("lars", "nesterov", "shampoo", "sm3")
+OPTIMIZERS = ("lars", "nesterov", "shampoo", "shampoo_lars_scale", "sm3")
 
 
 def test_points_lie_in_their_ranges_and_are_spread_evenly():
@@ -46,11 +46,11 @@ def test_every_optimizers_points_are_fields_of_its_recipe(optimizer):
         for field, value in point.items():
             section, name = field.split(".")
             assert config[section][name] == value
-    assert trials.ranges("shampoo:digits")["optimizer.matrix_epsilon"].as_json() == {
-        "low": 1e-6,
-        "high": 1e-1,
-        "scale": "decades",
-    }
+
+
+def test_shampoo_searches_the_ridges_of_the_readme():
+    found = trials.ranges("shampoo:digits")["optimizer.matrix_epsilon"]
+    assert found == Range(1e-6, 1e-1, "decades")
 
 
 def test_mistakes(tmp_path, monkeypatch, capsys):
