@@ -46,6 +46,9 @@ def _is_not_of_orbax(record: logging.LogRecord) -> bool:
 class Checkpoints:
     """FOLDER/checkpoints, the last `keep` kept; the folder is made on the first save.
 
+    The first host writes, all hosts read. To orbax each is alone: its barriers between hosts would
+    keep all of them for minutes where one cannot write.
+
     Args:
       every_steps, every_minutes: when one is due; 0: never.
       look_every_steps: at which steps the clock is looked at (the first host's decides).
@@ -65,16 +68,25 @@ class Checkpoints:
         self.every_steps, self.every_minutes = every_steps, every_minutes
         self.look_every_steps = look_every_steps
         self.looked_from = time.monotonic()
+        self.latest: int | None = None  # the step that was saved or restored last
         self.manager = self._open() if self.directory.exists() else None
 
     def _open(self) -> ocp.CheckpointManager:
         logging.getLogger("absl").addFilter(_is_not_of_orbax)
-        options = ocp.CheckpointManagerOptions(
-            max_to_keep=self.keep, enable_async_checkpointing=True
-        )
+        me = jax.process_index()
+        alone: dict[str, Any] = {
+            "multiprocessing_options": ocp.options.MultiprocessingOptions(
+                primary_host=me, active_processes={me}, barrier_sync_key_prefix=f"host_{me}"
+            )
+        }
+        if hosts.is_first():
+            self.directory.mkdir(parents=True, exist_ok=True)
+            options = ocp.CheckpointManagerOptions(max_to_keep=self.keep, create=False, **alone)
+        else:
+            options = ocp.CheckpointManagerOptions(read_only=True, create=False, **alone)
         handlers: dict[str, Any] = {
-            "state": ocp.StandardCheckpointHandler(),
-            "record": ocp.JsonCheckpointHandler(),
+            "state": ocp.StandardCheckpointHandler(**alone),
+            "record": ocp.JsonCheckpointHandler(**alone),
         }
         return _Manager(self.directory, item_handlers=handlers, options=options)
 
@@ -105,14 +117,20 @@ class Checkpoints:
           RuntimeError: orbax did not save, as it silently does below an existing step.
           OSError: this save or the one before it could not be written.
         """
+        if step == self.latest:
+            return
+        whole = canonical(state)  # all hosts take part
+        self.latest, self.looked_from = step, time.monotonic()
+        if not hosts.is_first():
+            return
+        if hosts.count() > 1:
+            whole = jax.tree.map(np.asarray, whole)
         with _disk_errors(self.directory):
             self.manager = self.manager or self._open()
-            if self.manager.latest_step() == step:
-                return
             saved = self.manager.save(
                 step,
                 args=ocp.args.Composite(
-                    state=ocp.args.StandardSave(canonical(state)), record=ocp.args.JsonSave(record)
+                    state=ocp.args.StandardSave(whole), record=ocp.args.JsonSave(record)
                 ),
             )
         if not saved:
@@ -120,10 +138,9 @@ class Checkpoints:
                 f"step {step} was not saved: {self.directory} holds step "
                 f"{self.manager.latest_step()} already"
             )
-        self.looked_from = time.monotonic()
 
     def close(self) -> None:
-        """Waits for what is being written.
+        """Waits for what is being written, on all hosts.
 
         Raises:
           OSError: it could not be written.
@@ -131,6 +148,7 @@ class Checkpoints:
         if self.manager:
             with _disk_errors(self.directory):
                 self.manager.close()
+        hosts.wait_for_all()
 
     def restore_latest(self, template: TrainState) -> tuple[TrainState, dict[str, Any]] | None:
         """The latest that every host can read, as numpy arrays, and its record; None without any.
@@ -146,8 +164,7 @@ class Checkpoints:
         """
         arrays = jax.tree.map(np.asarray, template)
         reasons = []
-        for step in reversed(self.steps()):
-            assert self.manager is not None
+        for step in reversed(hosts.first_says(self.steps())):
             try:
                 restored = self._restore(step, arrays)
                 reason = None
@@ -157,11 +174,13 @@ class Checkpoints:
                 reason = f"step {step}: {type(e).__name__}: {str(e).splitlines()[0][:200]}"
             reason = next((r for r in hosts.gather(reason) if r), None)
             if reason is None:
+                self.latest = step
                 return restored.state, restored.record
             reasons.append(reason)
             if hosts.is_first():
+                assert self.manager is not None
                 print(f"this checkpoint cannot be read, the one before it is taken: {reason}")
-            self.manager.delete(step)
+                self.manager.delete(step)
         if not reasons:
             return None
         raise ValueError(
