@@ -12,6 +12,7 @@ Exit status: 0 done, 2 user error, 3 diverged, 75 preempted (run it again), 130 
 anything else is a crash (a full disk, a bug, a host that died): the same command continues.
 """
 
+import contextlib
 import errno
 import os
 import pathlib
@@ -37,21 +38,35 @@ def is_ours(error: ValueError) -> bool:
     return root in raised_in.resolve().parents and "site-packages" not in raised_in.parts
 
 
-def crashed() -> int:
-    """The exit status; on several hosts this process ends here.
+def crashed(error: Exception, workdir: str | None) -> int:
+    """Says why and returns the exit status; on several hosts this process ends here.
 
     A regular end would first take leave of the other hosts, which are waiting for this one. They
-    notice its death by a broken connection, or by the missing heartbeat.
+    notice its death by a broken connection, or by the missing heartbeat. Where the disk is full,
+    there may be no place for the words, either.
     """
-    import hosts
-
-    if hosts.count() > 1:
-        print(
-            "this host ends, and with it the others; the same command continues from the last "
-            "checkpoint",
-            file=sys.stderr,
-            flush=True,
-        )
+    several = "hosts" in sys.modules and sys.modules["hosts"].count() > 1
+    is_of_disk = isinstance(error, OSError) and error.errno in DISK
+    if not (several or is_of_disk):
+        raise error
+    with contextlib.suppress(OSError):
+        if isinstance(error, OSError) and is_of_disk:
+            print(
+                f"error: workdir={workdir}: cannot be written any more ({error.strerror}); "
+                "mend that, then the same command continues",
+                file=sys.stderr,
+                flush=True,
+            )
+        else:
+            traceback.print_exception(error)
+        if several:
+            print(
+                "this host ends, and with it the others; the same command continues from the last "
+                "checkpoint",
+                file=sys.stderr,
+                flush=True,
+            )
+    if several:
         os._exit(CRASHED)
     return CRASHED
 
@@ -93,17 +108,7 @@ def main(argv: Sequence[str]) -> int:
         print(e, file=sys.stderr)
         return PREEMPTED
     except Exception as e:
-        if isinstance(e, OSError) and e.errno in DISK:
-            print(
-                f"error: workdir={flag_values.workdir}: cannot be written any more ({e.strerror}); "
-                "mend that, then the same command continues",
-                file=sys.stderr,
-            )
-        elif "hosts" not in sys.modules or sys.modules["hosts"].count() == 1:
-            raise
-        else:
-            traceback.print_exc()
-        return crashed()
+        return crashed(e, flag_values.workdir)
     if hosts.is_first():
         print(
             f"{result.recipe} seed {result.seed}: {result.status}, "

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import resource
 import signal
 
 import numpy as np
@@ -175,6 +176,26 @@ def test_a_signal_to_one_host_ends_all_and_the_same_command_continues(
     hosts = Hosts(2, 2, tmp_path, workdir, *arguments("nesterov:smoke", data, *options))
     assert hosts.end() == again, hosts.said()
     assert "continued   from the checkpoint of step" in hosts.logs[0].read_text()
+    assert (workdir / "curve.csv").read_bytes() == (undisturbed / "curve.csv").read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("whom", [0, 1])
+def test_a_full_disk_stops_the_host_that_writes_and_all_with_it(whom, undisturbed, data, tmp_path):
+    options = (*LONG, "--config.checkpoint_every_steps=5")
+    workdir = tmp_path / "run"
+    hosts = Hosts(2, 2, tmp_path, workdir, *arguments("nesterov:smoke", data, *options))
+    hosts.wait_for("step    12/40")
+    most_bytes = (40, resource.RLIM_INFINITY)
+    resource.prlimit(hosts.processes[whom].pid, resource.RLIMIT_FSIZE, most_bytes)
+    ended = hosts.end(seconds=150)
+    if whom == 1:
+        assert ended == [0, 0], hosts.said()
+    else:
+        assert ended[0] == 1, hosts.said()
+        assert ended[1] not in (0, 2, 3, 75, -signal.SIGKILL), hosts.said()
+        hosts = Hosts(2, 2, tmp_path, workdir, *arguments("nesterov:smoke", data, *options))
+        assert hosts.end() == [0, 0], hosts.said()
     assert (workdir / "curve.csv").read_bytes() == (undisturbed / "curve.csv").read_bytes()
 
 
