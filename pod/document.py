@@ -54,7 +54,7 @@ def figure(plans: Sequence[Mapping[str, Any]]) -> str:
         ax.invert_yaxis()
         ax.set_xlabel("estimated ms a step (cycles and links)")
         ax.legend(ncols=5, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.25))
-    return svg(fig)
+        return svg(fig)
 
 
 def page(plans: Sequence[Mapping[str, Any]], link_gigabytes: float) -> str:

@@ -81,6 +81,7 @@ def test_the_committed_page_is_the_one_of_the_committed_plans(tmp_path):
     found = [folder / f"{recipe}.json" for recipe in pod_main.RECIPES]
     plans = [json.loads(file.read_text()) for file in found]
     assert (folder / "README.md").read_text() == document.page(plans, 164.0)
+    assert (folder / "steps.svg").read_text() == document.figure(plans)
 
 
 @pytest.mark.parametrize(
