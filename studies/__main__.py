@@ -32,8 +32,9 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--dry_run", action="store_true", help="print the commands, run nothing")
     options = parser.parse_args(argv)
-    out = options.out or ROOT / "runs" / "studies" / options.name
-    results = options.results or ROOT / "results" / options.name
+    # Relative: a page and a record name their files, and must not tell of this machine.
+    out = options.out or pathlib.Path("runs", "studies", options.name)
+    results = options.results or pathlib.Path("results", options.name)
     commands = list(plan.commands(plan.STUDIES[options.name], out, options.workers))
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(out.absolute() / ".compile_cache"))
     for i, command in enumerate(commands, 1):

@@ -1,11 +1,14 @@
 """The studies' commands: what they ask of sweep.py is what the sweep takes."""
 
 import json
+import pathlib
+import shutil
 import subprocess
 import sys
 
 import pytest
 
+import report
 import sweep
 from configs import command_line
 from studies import __main__ as studies
@@ -81,6 +84,23 @@ def test_the_dry_run_prints_every_command_and_starts_none(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.count("python sweep.py") == 9
     assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize("name", plan.STUDIES)
+def test_the_committed_page_is_that_of_the_committed_runs(name, tmp_path, monkeypatch):
+    committed = studies.ROOT / "results" / name
+    if not committed.exists():
+        pytest.skip(f"make study-{name} has not been run and committed")
+    here = pathlib.Path("results", name)
+    monkeypatch.chdir(tmp_path)
+    here.mkdir(parents=True)
+    sources = [file for file in committed.iterdir() if file.name.startswith(("runs.", "trials"))]
+    for file in sources:
+        shutil.copy(file, here)
+    arguments = [str(here), f"--json={here}/report.json", f"--markdown={here}/README.md"]
+    assert report.main(arguments) == 0
+    made = {file.name: file.read_text() for file in here.iterdir()}
+    assert made == {file.name: file.read_text() for file in committed.iterdir()}
 
 
 def test_a_sweep_that_is_stopped_stops_the_study(tmp_path, monkeypatch):
