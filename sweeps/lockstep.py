@@ -44,7 +44,8 @@ def lead(queue: Queue, out: pathlib.Path, flags: Sequence[str], n_hosts: int) ->
 
     A KeyboardInterrupt lets the run save, as far as it can, before it is passed on.
     """
-    attempt = heard(out).get("attempt", 0)
+    names = ["now.json", *map(host_file, range(1, n_hosts))]
+    attempt = max(heard(out, name).get("attempt", 0) for name in names)
     try:
         while not queue.is_over:
             run = queue.waiting[0]

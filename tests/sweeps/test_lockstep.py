@@ -117,6 +117,14 @@ def test_the_word_of_an_earlier_sweep_ends_nobody(hosts, tmp_path):
     assert lockstep.heard(tmp_path / "out")["attempt"] == 9
 
 
+def test_an_old_answer_is_none_even_where_the_old_word_is_lost(hosts, tmp_path):
+    lockstep.say(tmp_path / "out", "host_001.json", {"attempt": 1, "status": "preempted"})
+    queue, calls, well = hosts({0: ([1, 0], [1, 0])}, attempts=1)
+    assert list(queue.ended.values()) == ["crashed: main.py ended with 1: the last words"]
+    assert calls == [["seed_0000"]] * 2
+    assert not well
+
+
 def test_where_the_first_host_stops_the_others_do(tmp_path):
     (run,) = runs.plan_runs("lars:smoke", [0], tmp_path)
     ended = []
