@@ -23,11 +23,12 @@ from collections.abc import Iterator, Sequence
 from configs import command_line, plan
 from one_line_parser import OneLineParser
 from pod import predict
-from sweeps import budgets, runs, several_hosts
+from sweep import interrupt_on_signals, refuse_twice
+from sweeps import attempt, budgets, runs, several_hosts
 
 RECIPES = "lars:mlperf_v07 nesterov:nado shampoo:readme"
 PLANS = pathlib.Path(__file__).parent / "results" / "pod_plan"
-DONE, FAILED, USER_ERROR = 0, 1, 2
+DONE, FAILED, USER_ERROR, PREEMPTED = 0, 1, 2, 75
 TRIAL_STEPS = 3
 
 
@@ -92,17 +93,31 @@ def report(options: argparse.Namespace) -> list[str]:
 
 
 def call(command: Sequence[str]) -> int:
-    """Runs one of our programs in a process of its own; returns its exit status."""
-    here = pathlib.Path(__file__).parent
-    return subprocess.run([sys.executable, *command], cwd=here, check=False).returncode
+    """Runs one of our programs in a process of its own; returns its exit status.
+
+    A KeyboardInterrupt lets it save before it is passed on.
+    """
+    process = subprocess.Popen(
+        attempt.on_a_leash([sys.executable, *command]),
+        cwd=pathlib.Path(__file__).parent,
+        start_new_session=True,  # else Ctrl-C would signal it twice
+    )
+    try:
+        return process.wait()
+    except KeyboardInterrupt:
+        process.terminate()
+        process.wait()
+        raise
 
 
 def check(options: argparse.Namespace, overrides: Sequence[str]) -> None:
     """Raises ValueError for recipes, seeds, overrides or flags of several hosts that cannot be."""
-    runs.parse_seeds(options.seeds)
+    seeds = runs.parse_seeds(options.seeds)
     several_hosts.joining_flags(options)
+    refuse_twice(overrides, ["--config.seed"], "--seeds")
     for recipe in runs.parse_recipes(options.recipes):
-        plan.validate(command_line.load(recipe, overrides))
+        for run in runs.plan_runs(recipe, seeds, options.out, overrides):
+            plan.validate(run.check())
 
 
 def predicted(options: argparse.Namespace) -> Iterator[str]:
@@ -122,6 +137,22 @@ def predicted(options: argparse.Namespace) -> Iterator[str]:
             yield f"{recipe:<22} no prediction"
 
 
+def reproduced(options: argparse.Namespace, overrides: Sequence[str]) -> int:
+    """All stages, up to the first that fails; returns the exit status."""
+    with tempfile.TemporaryDirectory() as folder:
+        facts = pathlib.Path(folder) / "facts.json"
+        if status := call(preflight(options, overrides, str(facts))):
+            return status
+        is_first = json.loads(facts.read_text())["host"] == 0
+    for trial in trials(options, overrides):
+        if status := call(trial):
+            return status
+    status = call(sweep(options, overrides))
+    if is_first and status in (DONE, FAILED):
+        call(report(options))
+    return status
+
+
 def main(argv: Sequence[str]) -> int:
     options, overrides = arguments(argv)
     try:
@@ -136,18 +167,12 @@ def main(argv: Sequence[str]) -> int:
         print(shlex.join(["python", *report(options)]))
         print("\n".join(predicted(options)))
         return DONE
-    with tempfile.TemporaryDirectory() as folder:
-        facts = pathlib.Path(folder) / "facts.json"
-        if status := call(preflight(options, overrides, str(facts))):
-            return status
-        is_first = json.loads(facts.read_text())["host"] == 0
-    for trial in trials(options, overrides):
-        if status := call(trial):
-            return status
-    status = call(sweep(options, overrides))
-    if is_first and status in (DONE, FAILED):
-        call(report(options))
-    return status
+    interrupt_on_signals()
+    try:
+        return reproduced(options, overrides)
+    except KeyboardInterrupt:
+        print("stopped; the same command continues", file=sys.stderr)
+        return PREEMPTED
 
 
 if __name__ == "__main__":

@@ -3,17 +3,19 @@
 import json
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 
 import pytest
 
 import reproduce
+from sweeps import runs
 
 ROOT = pathlib.Path(reproduce.__file__).parent
 sys.path[:0] = [str(ROOT / "tests" / "input_pipeline"), str(ROOT / "tests")]
 import miniature  # noqa: E402
-from processes import free_port  # noqa: E402
+from processes import free_port, restore_sigint  # noqa: E402
 
 SMALLER = {
     "global_batch_size": 16,
@@ -83,6 +85,62 @@ def test_a_dry_run_prints_every_command_and_the_predicted_hours(capsys):
         sum(line.startswith(recipe) for line in lines for recipe in reproduce.RECIPES.split()) == 3
     )
     assert "3 x 310 s = 0.3 h" in "\n".join(lines)  # the anchor
+
+
+STAGE = """
+import signal, sys, time
+def save(*_):
+    time.sleep(0.5)
+    print("saved", flush=True)
+    sys.exit(75)
+signal.signal(signal.SIGTERM, save)
+print("ready", flush=True)
+time.sleep(30)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_a_signal_lets_the_stage_under_way_save(number):
+    """Else the pod's job ends as crashed, and the sweep goes on without it."""
+    code = f"import reproduce, sys; reproduce.preflight = lambda *_: ['-c', {STAGE!r}]; "
+    code += "sys.exit(reproduce.main(['--data_dir=x', '--recipes=lars:smoke', '--seeds=0']))"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=restore_sigint,
+    )
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(number)
+    said, error = process.communicate(timeout=60)
+    assert said == "saved\n"
+    if number != signal.SIGKILL:
+        assert process.returncode == 75
+        assert error == "stopped; the same command continues\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--seeds=-1:2"], "seed=-1: "),
+        (["--seeds=0:3", "--config.seed=2"], "--seeds sets this field"),
+        (["--seeds=0,0"], "names a seed twice"),
+        (["--seeds=0", "--config.total_steps=7"], "holds the run of another config (total_steps"),
+    ],
+)
+def test_what_the_sweep_would_refuse_is_said_before_anything_starts(
+    arguments, message, tmp_path, capsys
+):
+    (run,) = runs.plan_runs("lars:smoke", [0], tmp_path, ["--config.dataset.data_dir=x"])
+    run.folder.mkdir(parents=True)
+    (run.folder / "config.json").write_text(run.config().to_json())
+    where = ["--data_dir=x", "--recipes=lars:smoke", f"--out={tmp_path}", "--dry_run"]
+    assert reproduce.main([*where, *arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
 
 
 def test_without_a_pod_it_says_what_is_missing_and_what_to_do(tmp_path, data_dir):
