@@ -146,15 +146,15 @@ def variants(
     ]
 
 
-def locked(out: pathlib.Path) -> IO[str]:
-    """Makes OUT and takes its lock, which a dead sweep's end has freed.
+def locked(out: pathlib.Path, process_id: int) -> IO[str]:
+    """Makes OUT and takes this host's lock there, which a dead sweep's end has freed.
 
     Raises:
       ValueError: it cannot be written, or another sweep is at work there.
     """
     try:
         out.mkdir(parents=True, exist_ok=True)
-        lock = (out / ".lock").open("w")
+        lock = (out / (f".lock_{process_id}" if process_id else ".lock")).open("w")
         (out / "manifest.jsonl").open("a").close()
     except OSError as e:
         raise ValueError(f"out={out}: cannot be written ({e})") from e
@@ -228,9 +228,11 @@ def main(argv: Sequence[str]) -> int:
             dry_run(asked, joining, cluster)
             return DONE
         process_id, n_hosts = several_hosts.place(options)
+        # Before the data: two sweeps must not prepare them at once, nor answer for one host.
+        lock = locked(options.out, process_id)
         if process_id:
-            return follow(asked, options.out, joining, process_id)
-        lock = locked(options.out)  # before the data: two sweeps must not prepare them at once
+            with lock:
+                return follow(asked, options.out, joining, process_id)
         see_to_data(asked, preparation.require_data if joining else preparation.prepare_data)
         queue = Queue(asked, Manifest(options.out / "manifest.jsonl"), options.attempts)
         executor = slurm.executor(options.out, cluster) if cluster else None

@@ -22,6 +22,7 @@ from sweeps.attempt import Attempt, command
 from sweeps.queue import STOPPED, Queue
 from sweeps.runs import Run
 
+NOT_BEGUN = "not begun"
 POLL_SECONDS = 0.2
 GRACE_SECONDS = 60.0  # for main.py to find out by itself that another host's has ended
 TELL_AFTER_SECONDS = 60.0  # of waiting for a host
@@ -72,14 +73,25 @@ def answers(out: pathlib.Path, attempt: int, n_hosts: int) -> list[str]:
     """How the attempt ended on the other hosts; waits for all of them."""
     statuses = []
     for i in range(1, n_hosts):
-        tell_at = time.monotonic() + TELL_AFTER_SECONDS
+        pause = pausing(f"host {i}")
         while (answer := heard(out, host_file(i))).get("attempt") != attempt:
-            if time.monotonic() > tell_at:
-                print(f"waiting for host {i}: start the same command there", flush=True)
-                tell_at += 10 * TELL_AFTER_SECONDS
-            time.sleep(POLL_SECONDS)
+            pause()
         statuses.append(answer["status"])
     return statuses
+
+
+def pausing(host: str) -> Callable[[], None]:
+    """A pause between two looks for a host's word, which now and then says what is waited for."""
+    tell_at = time.monotonic() + TELL_AFTER_SECONDS
+
+    def pause() -> None:
+        nonlocal tell_at
+        time.sleep(POLL_SECONDS)
+        if time.monotonic() > tell_at:
+            print(f"waiting for {host}: start the same command there", flush=True)
+            tell_at += 10 * TELL_AFTER_SECONDS
+
+    return pause
 
 
 def host_file(process_id: int) -> str:
@@ -89,10 +101,11 @@ def host_file(process_id: int) -> str:
 def joint(status: str, others: Sequence[str]) -> str:
     """The status of an attempt: the first host's, unless another one was told to stop.
 
-    A crash because a peer was preempted is no fault of the run.
+    A crash because a peer was preempted, or had not come back yet, is no fault of the run.
     """
     if status.startswith("crashed"):
-        return next((other for other in others if other in STOPPED), status)
+        stopped = ["preempted" if other == NOT_BEGUN else other for other in others]
+        return next((other for other in stopped if other in STOPPED), status)
     return status
 
 
@@ -107,7 +120,7 @@ def follow(asked: Sequence[Run], out: pathlib.Path, flags: Sequence[str], proces
     stale = heard(out)
     if stale.get("state") not in ("over", "stopped"):
         stale = {}
-    answered = None
+    answered, pause = None, pausing("the first host")
     while True:
         word = heard(out)
         if not word or word == stale:
@@ -120,13 +133,14 @@ def follow(asked: Sequence[Run], out: pathlib.Path, flags: Sequence[str], proces
         elif word["attempt"] != answered:
             if word["run"] not in runs:
                 raise ValueError(f"the first host is at {word['run']}: start all hosts alike")
-            status = "not begun"
+            status = NOT_BEGUN
             if word["state"] == "running":
                 status = run_along(runs[word["run"]], word, out, flags, process_id)
             answered = word["attempt"]
             say(out, host_file(process_id), {"attempt": answered, "status": status})
+            pause = pausing("the first host")
             continue
-        time.sleep(POLL_SECONDS)
+        pause()
 
 
 def run_along(
@@ -140,9 +154,9 @@ def run_along(
 
     def grace() -> float | None:
         now = heard(out)
-        if now and now["attempt"] != word["attempt"]:
-            return 0.0
-        return GRACE_SECONDS if now.get("state") == "ended" else None
+        if not now or now == word:
+            return None
+        return GRACE_SECONDS if now["attempt"] == word["attempt"] else 0.0
 
     try:
         wait(mine, grace)

@@ -55,11 +55,16 @@ def test_dry_run_says_what_would_be_run_and_writes_nothing(tmp_path, capsys):
     assert not out.exists()
 
 
-def test_a_second_sweep_in_the_same_folder_is_refused(tmp_path, capsys):
-    with (tmp_path / ".lock").open("w") as lock:
+@pytest.mark.parametrize(("host", "name"), [(0, ".lock"), (1, ".lock_1")])
+def test_a_second_sweep_in_the_same_folder_is_refused(host, name, tmp_path, capsys):
+    """Of one host: two that follow the first host would start main.py twice, and answer twice."""
+    with (tmp_path / name).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         data = f"--config.dataset.data_dir={tmp_path / 'data'}"
-        status = sweep.main(["--recipes=lars:smoke", "--seeds=0:1", f"--out={tmp_path}", data])
+        hosts = ["--coordinator_address=h0:99", "--num_processes=2", f"--process_id={host}"]
+        status = sweep.main(
+            ["--recipes=lars:smoke", "--seeds=0:1", f"--out={tmp_path}", data, *hosts]
+        )
     assert status == 2
     assert "another sweep is at work" in capsys.readouterr().err
 

@@ -99,8 +99,8 @@ def test_a_host_that_hangs_on_an_attempt_that_is_over_is_ended(hosts, monkeypatc
 
 
 def test_a_host_that_comes_late_begins_with_the_run_under_way(hosts):
-    """The first attempt is over by then: host 1 says that it never began it."""
-    queue, calls, well = hosts({0: ([1, 0], [0])}, follower_waits=1.5)
+    """The first attempt is over by then; host 1 says that it never began it: it does not count."""
+    queue, calls, well = hosts({0: ([1, 0], [0])}, attempts=1, follower_waits=1.5)
     assert calls == [["seed_0000"] * 2, ["seed_0000"]]
     assert list(queue.ended.values()) == ["done"]
     assert well
@@ -141,6 +141,32 @@ def test_where_the_first_host_stops_the_others_do(tmp_path):
     lockstep.say(tmp_path, "now.json", {"attempt": 3, "state": "stopped"})
     thread.join(5)
     assert ended
+
+
+def test_where_the_first_host_stops_a_main_py_that_waits_for_it_is_ended(tmp_path, monkeypatch):
+    """As in joining the first host's, which was told to stop before it joined."""
+    (tmp_path / "main.py").write_text("import time; time.sleep(60)")
+    monkeypatch.setattr(attempt, "MAIN", tmp_path / "main.py")
+    monkeypatch.setattr(lockstep, "GRACE_SECONDS", 0.5)
+    (run,) = runs.plan_runs("lars:smoke", [0], tmp_path)
+    run.folder.parent.mkdir()
+    word = {"attempt": 3, "run": run.name, "state": "running"}
+    lockstep.say(tmp_path, "now.json", word)
+    stop = threading.Timer(1, lockstep.say, (tmp_path, "now.json", word | {"state": "stopped"}))
+    stop.start()
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        lockstep.follow([run], tmp_path, [], 1)
+    assert time.monotonic() - began < 30
+
+
+def test_a_host_that_waits_for_the_first_one_says_so(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(lockstep, "TELL_AFTER_SECONDS", 0.1)
+    (run,) = runs.plan_runs("lars:smoke", [0], tmp_path)
+    done = threading.Timer(1, lockstep.say, (tmp_path, "now.json", {"state": "over", "failed": 0}))
+    done.start()
+    assert lockstep.follow([run], tmp_path, [], 1)
+    assert capsys.readouterr().out == "waiting for the first host: start the same command there\n"
 
 
 def test_hosts_with_other_runs_are_a_user_error(tmp_path):
