@@ -11,7 +11,7 @@ import os
 import pathlib
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -153,7 +153,9 @@ class Checkpoints:
     def restore_latest(self, template: TrainState) -> tuple[TrainState, dict[str, Any]] | None:
         """The latest that every host can read, as numpy arrays, and its record; None without any.
 
-        One that some host cannot read is named, removed, and the one before it taken.
+        One that some host cannot read is named and the one before it taken; only then is it
+        removed, for orbax saves nothing below it. Where none can be read, all stay: another version
+        of the code may read them.
 
         Args:
           template: the canonical state of the same config before its first step.
@@ -163,7 +165,7 @@ class Checkpoints:
           TypeError: a dtype differs (orbax would cast it silently).
         """
         arrays = jax.tree.map(np.asarray, template)
-        reasons = []
+        reasons: dict[int, str] = {}
         for step in reversed(hosts.first_says(self.steps())):
             try:
                 restored = self._restore(step, arrays)
@@ -171,22 +173,27 @@ class Checkpoints:
             except TypeError:
                 raise
             except Exception as e:
-                reason = f"step {step}: {type(e).__name__}: {str(e).splitlines()[0][:200]}"
+                reason = f"step {step}: {type(e).__name__}: {e}".splitlines()[0][:200]
             reason = next((r for r in hosts.gather(reason) if r), None)
             if reason is None:
+                self._remove(reasons)
                 self.latest = step
                 return restored.state, restored.record
-            reasons.append(reason)
-            if hosts.is_first():
-                assert self.manager is not None
-                print(f"this checkpoint cannot be read, the one before it is taken: {reason}")
-                self.manager.delete(step)
+            reasons[step] = reason
         if not reasons:
             return None
         raise ValueError(
             f"workdir={self.directory.parent}: no checkpoint there can be read "
-            f"({'; '.join(reasons)}); remove the workdir to begin anew"
+            f"({'; '.join(reasons.values())}); remove the workdir to begin anew"
         )
+
+    def _remove(self, reasons: Mapping[int, str]) -> None:
+        if not hosts.is_first():
+            return
+        for step, reason in reasons.items():
+            print(f"this checkpoint cannot be read, the one before it is taken: {reason}")
+            assert self.manager is not None
+            self.manager.delete(step)
 
     def _restore(self, step: int, arrays: TrainState) -> Any:
         assert self.manager is not None

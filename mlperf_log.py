@@ -42,8 +42,18 @@ class _Handler(logging.StreamHandler):
 
 
 def open_log(path: epath.Path, n_lines: int) -> MLLogger:
-    """A logger that continues a file after its first `n_lines`; later ones will be written anew."""
-    lines = path.read_text().splitlines(keepends=True)[:n_lines] if n_lines else []
+    """A logger that continues a file after its first `n_lines`; later ones will be written anew.
+
+    Raises:
+      ValueError: it has fewer, as after a loss of power.
+    """
+    there = path.read_text().splitlines(keepends=True) if n_lines and path.exists() else []
+    lines = [line for line in there if line.endswith("\n")][:n_lines]
+    if len(lines) < n_lines:
+        raise ValueError(
+            f"{path}: holds {len(lines)} of the {n_lines} lines that the checkpoint knows of; "
+            "bring it back, or remove the whole folder to begin anew"
+        )
     files.write_text(path, "".join(lines))
     logger = logging.Logger("mlperf", logging.INFO)
     logger.addHandler(_Handler(path.open("a")))

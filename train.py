@@ -202,7 +202,8 @@ def run(
     step = int(start.step)
     if hosts.is_first():
         print(summary(config, plan, initial.params, step), flush=True)
-    journal = Journal(config, plan, folder, program.schedule, record)
+    with hosts.all_or_none():
+        journal = Journal(config, plan, folder, program.schedule, record)
     batches = input_pipeline.train_batches(
         dataset,
         seed=config.seed,

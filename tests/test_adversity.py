@@ -124,6 +124,14 @@ def test_result_txt_that_cannot_be_written_ends_the_run(tmp_path):
             log.event(key="epoch_num", value=2, time_ms=2)
 
 
+@pytest.mark.parametrize(("left", "n"), [(None, 0), ("", 0), ("one\ntwo\nthr", 2), ("\0" * 9, 0)])
+def test_result_txt_that_lost_lines_is_not_continued_with_a_hole(tmp_path, left, n):
+    if left is not None:
+        (tmp_path / "result.txt").write_text(left)
+    with pytest.raises(ValueError, match=rf"result\.txt: holds {n} of the 3 lines that the check"):
+        mlperf_log.open_log(epath.Path(tmp_path / "result.txt"), 3)
+
+
 def test_the_wall_clock_may_jump(data, reference, tmp_path, before_batch, monkeypatch):
     now, now_ns = time.time, time.time_ns
 
@@ -162,6 +170,70 @@ def test_checkpoints_by_the_clock_are_due_where_metrics_are_logged(tmp_path, mon
     assert not due_at(30, 120.0)
     assert due_at(40, 121.0)
     checkpoints.close()
+
+
+def saved(folder, *steps):
+    checkpoints = checkpoint.Checkpoints(epath.Path(folder), keep=3)
+    for s in steps:
+        checkpoints.save(s, TrainState(jnp.int32(s), {"w": jnp.ones(2)}, {}, {}, {}), {"at": s})
+    checkpoints.close()
+
+
+def restored(folder, weights="w"):
+    """The record of the latest checkpoint that can be read, and the steps that then remain."""
+    checkpoints = checkpoint.Checkpoints(epath.Path(folder), keep=3)
+    template = TrainState(jnp.int32(0), {weights: jnp.ones(2)}, {}, {}, {})
+    try:
+        _, record = checkpoints.restore_latest(template)
+        return record, checkpoints.steps()
+    finally:
+        checkpoints.close()
+
+
+def test_checkpoints_of_which_none_can_be_read_are_all_kept(tmp_path, capsys):
+    """As after an update of the code; without them a second call would begin anew in silence."""
+    saved(tmp_path, 1, 2)
+    for _ in range(2):
+        with pytest.raises(
+            ValueError, match=r"no checkpoint there can be read \(step 2: .*step 1: "
+        ):
+            restored(tmp_path, weights="other")
+    assert capsys.readouterr().out == ""
+    assert restored(tmp_path) == ({"at": 2}, [1, 2])
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "at"),
+    [
+        ("notes.txt", "mine", 2),
+        ("9", "a file", 2),
+        ("9/empty/file", "", 2),
+        ("9.orbax-checkpoint-tmp/state/half", "", 2),
+        ("2/notes.txt", "mine", 2),
+        ("2/record/metadata", '{"at"', 1),
+    ],
+)
+def test_foreign_and_half_written_things_among_the_checkpoints(name, content, at, tmp_path):
+    saved(tmp_path, 1, 2)
+    path = tmp_path / "checkpoints" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content)
+    record, steps = restored(tmp_path)
+    assert (record, steps) == ({"at": at}, list(range(1, at + 1)))
+
+
+def test_an_error_without_words_is_a_checkpoint_that_cannot_be_read(tmp_path, monkeypatch, capsys):
+    saved(tmp_path, 1, 2)
+    restore = checkpoint.Checkpoints._restore
+
+    def fail(self, step, arrays):
+        if step == 2:
+            raise AssertionError
+        return restore(self, step, arrays)
+
+    monkeypatch.setattr(checkpoint.Checkpoints, "_restore", fail)
+    assert restored(tmp_path) == ({"at": 1}, [1])
+    assert "is taken: step 2: AssertionError: \n" in capsys.readouterr().out
 
 
 def test_folder_that_is_not_ours_is_refused_and_left_alone(data, tmp_path, capsys):
