@@ -51,9 +51,11 @@ def crashed(error: Exception, workdir: str | None) -> int:
         raise error
     with contextlib.suppress(OSError):
         if isinstance(error, OSError) and is_of_disk:
+            file = os.path.abspath(error.filename or workdir or "")
+            inside = file.startswith(os.path.abspath(workdir or ""))
+            place = f"workdir={workdir}: cannot be written any more" if inside else f"{file}: fails"
             print(
-                f"error: workdir={workdir}: cannot be written any more ({error.strerror}); "
-                "mend that, then the same command continues",
+                f"error: {place} ({error.strerror}); mend that, then the same command continues",
                 file=sys.stderr,
                 flush=True,
             )

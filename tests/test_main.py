@@ -1,5 +1,6 @@
 """The command line: each mistake gets one line, exit status 2, and nothing is written."""
 
+import errno
 import pathlib
 import subprocess
 import sys
@@ -123,6 +124,20 @@ def test_a_bug_is_not_called_a_user_error(monkeypatch, tmp_path):
     monkeypatch.setattr(train, "train_and_evaluate", in_a_library)
     with pytest.raises(ValueError, match="Expecting value"):
         main.main(["main.py", SMOKE, f"--workdir={tmp_path}"])
+
+
+@pytest.mark.parametrize(
+    ("file", "words"),
+    [
+        ("run/curve.csv", "error: workdir=run: cannot be written any more (Permission denied); "),
+        (None, "error: workdir=run: cannot be written any more (Permission denied); "),
+        ("/data/features.json", "error: /data/features.json: fails (Permission denied); "),
+    ],
+)
+def test_an_error_of_the_disk_names_the_workdir_or_the_file_elsewhere(file, words, capsys):
+    error = PermissionError(errno.EACCES, "Permission denied", file)
+    assert main.crashed(error, "run") == main.CRASHED
+    assert capsys.readouterr().err == f"{words}mend that, then the same command continues\n"
 
 
 @pytest.mark.parametrize("script", ["main.py", "report.py", "sweep.py"])
