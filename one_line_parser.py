@@ -8,4 +8,5 @@ class OneLineParser(argparse.ArgumentParser):
     """A wrong flag is one message and exit status 2."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"error: {message}; see python {self.prog} --help\n")
+        program = self.prog.removeprefix("python ")
+        self.exit(2, f"error: {message}; see python {program} --help\n")

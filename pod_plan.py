@@ -6,7 +6,6 @@ The real train and eval step are compiled for the topology's devices by the TPU 
 make setup EXTRA=tpu), in a process of its own. Exit status: 0 planned, 2 user error.
 """
 
-import argparse
 import json
 import pathlib
 import subprocess
@@ -14,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 
+from one_line_parser import OneLineParser
 from pod import compile as pod_compile
 from pod import summary, topologies
 
@@ -82,7 +82,8 @@ def figures(
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
+    parser = OneLineParser(
+        prog="pod_plan.py",
         description="Compiles a recipe's steps for a TPU topology, without a TPU.",
         epilog="Any --config.FIELD=VALUE overrides that field of the recipe.",
     )

@@ -13,11 +13,12 @@ import sys
 from collections.abc import Sequence
 
 from launch import gcloud, jobset, sbatch
+from one_line_parser import OneLineParser
 from pod import topologies
 
 
 def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(
+    top = OneLineParser(
         prog="python -m launch",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -22,7 +22,7 @@ def manifest(topology: Topology, image: str, command: Sequence[str]) -> str:
     A host that ends with 75 (preempted), or dies, restarts the whole set, which continues.
 
     Raises:
-      ValueError: a generation that GKE does not have (v2, v3), or less than one host.
+      ValueError: a generation that GKE does not have (v2, v3), or not whole hosts.
     """
     generation = topology.generation.accelerator
     if generation not in ACCELERATORS:
@@ -31,6 +31,11 @@ def manifest(topology: Topology, image: str, command: Sequence[str]) -> str:
             "for v2 and v3: python -m launch gcloud"
         )
     hosts = max(1, topology.n_chips // CHIPS_PER_HOST)
+    if hosts * CHIPS_PER_HOST < topology.n_chips:
+        raise ValueError(
+            f"topology={topology.name}: {topology.n_chips} chips are no whole number of hosts of "
+            f"{CHIPS_PER_HOST}; take another slice"
+        )
     container = {
         "name": "worker",
         "image": image,

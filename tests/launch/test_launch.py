@@ -116,11 +116,20 @@ def test_the_jobset_has_a_pod_for_each_host_of_the_slice(capsys):
     [
         (["jobset", "--topology=v3:16x8", "--image=x"], "python -m launch gcloud"),
         (["jobset", "--topology=v4", "--image=x"], "topology=v4: needs a generation"),
+        (["jobset", "--topology=v5e:3x3", "--image=x"], "9 chips are no whole number of hosts"),
         (["sbatch", "--hosts=0", "--devices_per_host=8"], "hosts=0: needs at least 1"),
+        (["sbatch", "--hosts=-1", "--devices_per_host=8"], "hosts=-1: needs at least 1"),
+        (["sbatch", "--hosts=x", "--devices_per_host=8"], "see python -m launch sbatch --help"),
+        (["gcloud", "--name=x"], "required: --zone; see python -m launch gcloud --help"),
+        ([], "required: kind; see python -m launch --help"),
     ],
 )
 def test_mistakes_are_one_line(arguments, message, capsys):
-    assert launch.main(arguments) == 2
+    try:
+        status = launch.main(arguments)
+    except SystemExit as end:
+        status = end.code
+    assert status == 2
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
