@@ -24,7 +24,9 @@ def decay_mask(params: PyTree) -> PyTree:
 
 
 def resolve(mask: Any, params: PyTree) -> PyTree:
-    """Returns a tree of bools: `mask` may be None (all True), a tree, or a function of params."""
-    if mask is None:
-        return jax.tree.map(lambda _: True, params)
-    return mask(params) if callable(mask) else mask
+    """Returns a tree of bools: `mask` may be None (all True), a tree, or a function of params.
+
+    A tree may end early, as optax's may: a bool is that of all the leaves below it.
+    """
+    mask = True if mask is None else mask(params) if callable(mask) else mask
+    return jax.tree.broadcast(mask, params)

@@ -1,5 +1,6 @@
 """Which leaves are weights; and norms at the ends of float32."""
 
+import jax
 import numpy as np
 import pytest
 
@@ -18,6 +19,29 @@ def test_biases_and_scales_are_told_by_their_own_name():
         "bn": {"scale": False, "bias": False},
         "embedding": True,
     }
+
+
+@pytest.mark.parametrize(
+    ("mask", "wanted"),
+    [
+        (None, (True, True, True)),
+        (False, (False, False, False)),
+        ({"bn": False, "head": True}, (False, False, True)),
+        ({"bn": {"bias": True, "scale": False}, "head": {"kernel": True}}, (True, False, True)),
+        (masks.decay_mask, (False, False, True)),
+    ],
+)
+def test_a_mask_may_end_early_and_is_that_of_all_below(mask, wanted):
+    params = {"bn": {"bias": 0, "scale": 0}, "head": {"kernel": 0}, "frozen": None}
+    if isinstance(mask, dict):
+        mask = mask | {"frozen": True}
+    assert tuple(jax.tree.leaves(masks.resolve(mask, params))) == wanted
+
+
+@pytest.mark.parametrize("mask", [{"a": True}, {"a": True, "c": False}, {"a": {"x": True}, "b": 1}])
+def test_a_mask_of_another_tree_is_refused_not_shifted(mask):
+    with pytest.raises(ValueError, match="tree structure"):
+        masks.resolve(mask, {"a": 0, "b": 0})
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-30, 1e30])
