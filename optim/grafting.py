@@ -10,6 +10,8 @@ import enum
 import jax.numpy as jnp
 from jax import Array
 
+from optim import traced
+
 
 class LayerwiseGrafting(enum.IntEnum):
     """Whose length an update takes. SGD and ADAGRAD as in the seed; the others are extensions."""
@@ -47,13 +49,15 @@ def direction(
     """Returns the graft's own update and the new accumulator (None where there is none).
 
     g / (sqrt(A) + diagonal_epsilon), and 0 where A is 0; A sums g^2 (AdaGrad) or averages it
-    with beta2 (RMSProp). The other types take g itself.
+    with beta2 (RMSProp; beta2 = 1 sums). Where a square overflows, A stays and the update is 0.
+    The other types take g itself.
     """
     if accumulator is None:
         return g, None
     if graft_type == LayerwiseGrafting.ADAGRAD:
-        accumulator = accumulator + g * g
+        new = accumulator + g * g
     else:
-        accumulator = beta2 * accumulator + (1 - beta2) * g * g
-    root = jnp.sqrt(accumulator) + diagonal_epsilon
-    return jnp.where(root > 0, g / jnp.where(root > 0, root, 1.0), 0.0), accumulator
+        new = beta2 * accumulator + (1.0 if traced.equals(beta2, 1) else 1 - beta2) * g * g
+    root = jnp.sqrt(new) + diagonal_epsilon
+    update = jnp.where(root > 0, g / jnp.where(root > 0, root, 1.0), 0.0)
+    return update, jnp.where(jnp.isfinite(new), new, accumulator)

@@ -35,7 +35,7 @@ class TracedState(NamedTuple):
 
 def is_known(x: Any) -> bool:
     """Whether x is a number of the program, not one that it reads: only then may code branch."""
-    return isinstance(x, int | float)
+    return not isinstance(x, Array)
 
 
 def equals(x: Any, constant: float) -> bool:
