@@ -19,6 +19,7 @@ hold each device's own rows only (`distribute`): the shapes tell.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -68,7 +69,7 @@ class Options:
     diagonal_epsilon: float
     matrix_epsilon: float
     relative_matrix_epsilon: bool
-    exponent_override: int
+    exponent_override: float
     weight_decay: float
     trust_coefficient: float
     start_preconditioning_step: int
@@ -79,7 +80,7 @@ class Options:
 
     def exponent(self, rank: int) -> int:
         """p of the inverse p-th root for blocks of that rank."""
-        return self.exponent_override or 2 * rank
+        return int(self.exponent_override) or 2 * rank
 
 
 def distributed_shampoo(
@@ -140,7 +141,7 @@ def distributed_shampoo(
         diagonal_epsilon=diagonal_epsilon,
         matrix_epsilon=matrix_epsilon,
         relative_matrix_epsilon=relative_matrix_epsilon,
-        exponent_override=int(exponent_override),
+        exponent_override=exponent_override,
         weight_decay=weight_decay,
         trust_coefficient=trust_coefficient,
         start_preconditioning_step=start_preconditioning_step,
@@ -149,14 +150,14 @@ def distributed_shampoo(
         graft_type=grafting.parse(graft_type),
         nesterov=nesterov,
     )
-    _validate(options, exponent_override, block_size)
+    _validate(options, block_size)
 
     def plan(params: Any) -> Plan:
         return make_plan(
             [w.shape for w in jax.tree.leaves(params)],
             jax.tree.leaves(masks.resolve(weight_decay_mask, params)),
             no_preconditioning_for_layers_with_dim_gt,
-            block_size,
+            int(block_size),
             best_effort_shape_interpretation,
         )
 
@@ -169,7 +170,7 @@ def distributed_shampoo(
         updates, state = _update(
             plan(params),
             options,
-            jax.tree.leaves(grads),
+            jax.tree.leaves(jax.tree.map(_of_equal_shape, grads, params)),
             state,
             weights,
             rate,
@@ -180,20 +181,30 @@ def distributed_shampoo(
     return optax.GradientTransformation(init, update)
 
 
-def _validate(options: Options, exponent: float, block_size: int) -> None:
+def _of_equal_shape(g: Array, w: Array) -> Array:
+    """Returns g; rows are cut by the parameter's shape, whatever shape g has."""
+    if g.shape != w.shape:
+        raise ValueError(f"grads: one has shape {g.shape}, its parameter {w.shape}")
+    return g
+
+
+def _validate(options: Options, block_size: int) -> None:
     def require(field: str, value: Any, holds: Callable[[Any], bool], rule: str) -> None:
         if traced.is_known(value) and not holds(value):
             raise ValueError(f"optimizer.{field}={value}: {rule}")
 
-    require("exponent_override", exponent, lambda x: x == int(x) >= 0, "a whole number >= 0")
-    require("block_size", block_size, lambda x: x >= 1, "at least 1")
+    def count(x: float) -> bool:
+        return x >= 1 and float(x).is_integer()
+
+    exponent = options.exponent_override
+    require("exponent_override", exponent, lambda x: x == 0 or count(x), "a whole number >= 0")
+    require("block_size", block_size, count, "a whole number, at least 1")
     require("beta1", options.beta1, lambda x: 0 <= x < 1, "in [0, 1)")
     require("beta2", options.beta2, lambda x: 0 <= x <= 1, "in [0, 1]; 1 sums the statistics")
-    require("matrix_epsilon", options.matrix_epsilon, lambda x: x >= 0, ">= 0")
+    require("matrix_epsilon", options.matrix_epsilon, lambda x: 0 <= x < math.inf, "finite, >= 0")
     for field in ("preconditioning_compute_steps", "statistics_compute_steps"):
-        require(
-            field, getattr(options, field), lambda x: x >= 1, "every how many updates, at least 1"
-        )
+        rule = "every how many updates, a whole number, at least 1"
+        require(field, getattr(options, field), count, rule)
 
 
 def _init(plan: Plan, shapes: list[tuple[int, ...]], options: Options) -> ShampooState:

@@ -31,17 +31,37 @@ def inverse_root(s, p, epsilon, relative):
 
 
 class Shampoo:
-    """One tensor, grafted to SGD, Nesterov; facts as published (README, MLPerf v1.0)."""
+    """One tensor, grafted to SGD, Nesterov; facts as published (README, MLPerf v1.0).
 
-    def __init__(self, w, *, rate, beta1, beta2, epsilon, relative, p, decay, start, block):
+    `every` is (statistics_compute_steps, preconditioning_compute_steps).
+    """
+
+    def __init__(
+        self,
+        w,
+        *,
+        rate,
+        beta1,
+        beta2,
+        epsilon,
+        relative,
+        p,
+        decay,
+        start,
+        block,
+        merge=True,
+        every=(1, 1),
+    ):
         self.w = np.array(w, np.float64)
         self.rate, self.beta1, self.beta2 = rate, beta1, beta2
         self.epsilon, self.relative, self.decay, self.start = epsilon, relative, decay, start
-        self.shape = merged(self.w.shape, block) if self.w.ndim else ()
+        self.every = every
+        self.shape = merged(self.w.shape, block) if self.w.ndim and merge else self.w.shape
         self.p = p or 2 * len(self.shape)
         self.blocks = block_slices(self.shape, block)
         sizes = [[s.stop - s.start for s in b] for b in self.blocks]
         self.statistics = [[epsilon * np.eye(d) for d in ds] for ds in sizes]
+        self.roots = [[np.eye(d) for d in ds] for ds in sizes]
         self.m, self.m_graft, self.step = np.zeros_like(self.w), np.zeros_like(self.w), 0
 
     def update(self, g):
@@ -61,14 +81,19 @@ class Shampoo:
 
     def _direction(self, g):
         out = np.zeros_like(g)
-        for block, statistics in zip(self.blocks, self.statistics, strict=True):
+        weight = 1.0 if self.beta2 == 1 else 1 - self.beta2
+        for block, statistics, roots in zip(self.blocks, self.statistics, self.roots, strict=True):
             part = g[block]
             for axis in range(g.ndim):
                 unfolded = np.moveaxis(g[block], axis, 0).reshape(part.shape[axis], -1)
-                square = unfolded @ unfolded.T
-                statistics[axis] = self.beta2 * statistics[axis] + (1 - self.beta2) * square
-                root = inverse_root(statistics[axis], self.p, self.epsilon, self.relative)
-                part = np.moveaxis(np.tensordot(root, part, (1, axis)), 0, axis)
+                if self.step % self.every[0] == 0:
+                    statistics[axis] *= self.beta2
+                    statistics[axis] += weight * unfolded @ unfolded.T
+                if self.step % self.every[1] == 0:
+                    roots[axis] = inverse_root(
+                        statistics[axis], self.p, self.epsilon, self.relative
+                    )
+                part = np.moveaxis(np.tensordot(roots[axis], part, (1, axis)), 0, axis)
             out[block] = part
         return out
 

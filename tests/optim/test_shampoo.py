@@ -62,6 +62,117 @@ def test_fifty_steps_equal_the_float64_transcription(options, scale, limit):
     assert parity.shampoo(options, scale) < limit
 
 
+RANKS_5_AND_6 = {"five": (2, 3, 2, 3, 2), "six": (2, 1, 3, 2, 2, 2), "ones": (1, 1, 1)}
+
+
+@pytest.mark.parametrize(
+    ("change", "shapes", "limit"),
+    [
+        pytest.param(
+            {
+                "statistics_compute_steps": 3,
+                "preconditioning_compute_steps": 2,
+                "start_preconditioning_step": 5,
+                "block_size": 1,
+                "exponent_override": 3,
+            },
+            {"dense": (3, 2), "bias": (3,), "scalar": ()},
+            5e-6,
+            id="cadences 3 and 2, start 5, blocks of one element",
+        ),
+        pytest.param(
+            {"best_effort_shape_interpretation": False, "exponent_override": 0, "beta2": 1.0},
+            RANKS_5_AND_6,
+            5e-4,
+            id="ranks 5 and 6 unmerged, sums",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            {"exponent_override": 1, "beta2": 0.0},
+            {"dense": (5, 4), "cube": (2, 3, 4)},
+            1e-2,
+            id="p 1, the last gradient alone",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_options_nobody_publishes_equal_the_float64_transcription(change, shapes, limit):
+    options = README | {"beta1": 0.9, "start_preconditioning_step": 0, "block_size": 16} | change
+    made = optimizer(options, weight_decay=1e-2)
+    params, grads = random_tree(0, shapes), [random_tree(i, shapes) for i in range(1, 10)]
+    got, _ = run(made, params, grads)
+    for k, w in params.items():
+        one = reference.Shampoo(
+            w,
+            rate=rate,
+            beta1=options["beta1"],
+            beta2=options["beta2"],
+            epsilon=options["matrix_epsilon"],
+            relative=True,
+            p=options["exponent_override"],
+            decay=1e-2,
+            start=options["start_preconditioning_step"],
+            block=options["block_size"],
+            merge=options.get("best_effort_shape_interpretation", True),
+            every=(
+                options.get("statistics_compute_steps", 1),
+                options.get("preconditioning_compute_steps", 1),
+            ),
+        )
+        for g in grads:
+            one.update(g[k])
+        assert np.linalg.norm(got[k] - one.w) < limit * np.linalg.norm(one.w - w)
+
+
+def test_a_beta2_of_one_sums_whatever_type_it_has():
+    shapes = {"w": (3,)}
+    params, grads = random_tree(0, shapes), [random_tree(i, shapes) for i in (1, 2)]
+    _, state = run(make((("beta2", np.float32(1.0)), ("graft_type", "RMSPROP"))), params, grads)
+    squares = sum(np.outer(g["w"], g["w"]) for g in grads)
+    found = state.rows["3"].rows
+    np.testing.assert_allclose(found["statistics"]["0"][0] - 1e-6 * np.eye(3), squares, rtol=1e-5)
+    np.testing.assert_allclose(found["accumulator"][0], np.diag(squares), rtol=1e-6)
+
+
+@pytest.mark.parametrize("graft_type", ["ADAGRAD", "RMSPROP"])
+def test_a_square_that_overflows_does_not_end_the_graft(graft_type):
+    made = make((("graft_type", graft_type), ("beta2", 0.9)))
+    params, g = {"s": np.float32(1.0)}, {"s": np.float32(2.0)}
+    got, state = run(made, params, [{"s": np.float32(1e25)}])
+    assert (got["s"], state.plain["0"]["accumulator"]) == (1.0, 0.0)
+    updates, _ = made[1](g, state, got)
+    length = 1.0 if graft_type == "ADAGRAD" else 0.1**-0.5
+    np.testing.assert_allclose(updates["s"], -rate(1) * 1.9 * length, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("grads", "error"),
+    [
+        pytest.param({"a": np.ones((3, 2)), "c": np.ones(2)}, "tree structure", id="another name"),
+        pytest.param({"a": np.ones((3, 2))}, "tree structure", id="one is missing"),
+        pytest.param({"a": np.ones((2, 3)), "b": np.ones(2)}, r"\(2, 3\).*\(3, 2\)", id="shape"),
+    ],
+)
+def test_gradients_that_are_not_of_the_parameters_are_refused(grads, error):
+    tx = optim.distributed_shampoo(0.1)
+    params = {"a": np.ones((3, 2), np.float32), "b": np.ones(2, np.float32)}
+    with pytest.raises(ValueError, match=error):
+        tx.update(grads, tx.init(params), params)
+    with pytest.raises(ValueError, match="tree structure"):
+        tx.update(params, tx.init(params), None)
+
+
+def test_two_shampoos_under_one_transformation_are_counted_together():
+    tx = optax.multi_transform(
+        {"x": optim.distributed_shampoo(0.1), "y": optim.distributed_shampoo(0.1)},
+        {"a": "x", "b": "y"},
+    )
+    params = {"a": jnp.ones(()), "b": jnp.ones(())}
+    for bad, wanted in [({}, 0), ({"b": jnp.nan}, 1), ({"a": jnp.nan, "b": jnp.inf}, 2)]:
+        _, state = tx.update(params | jax.tree.map(jnp.float32, bad), tx.init(params), params)
+        assert counts(state)["skipped_updates"] == wanted
+
+
 def test_the_readme_snippet_works():
     tx = optim.distributed_shampoo(
         learning_rate=0.1,
@@ -294,8 +405,15 @@ def test_a_model_of_scalars_only_is_sgd():
 def test_hyperparameters_out_of_range_are_refused():
     for field, value in [
         ("exponent_override", 2.5),
+        ("exponent_override", -1),
+        ("exponent_override", np.nan),
+        ("exponent_override", np.inf),
         ("block_size", 0),
+        ("block_size", 2.5),
         ("beta1", 1.0),
+        ("beta1", np.float32(1.5)),
+        ("matrix_epsilon", np.inf),
+        ("preconditioning_compute_steps", 1.5),
         ("graft_type", "lamb"),
         ("statistics_compute_steps", 0),
     ]:
