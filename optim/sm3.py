@@ -101,10 +101,14 @@ def sparse_update(
     Args:
       accumulators: as from `init_accumulators(params)`.
       params: `[vocabulary, ...]`.
-      indices: int `[n]`, in [0, vocabulary), in any order, duplicates allowed.
+      indices: int `[n]`, in any order, duplicates allowed. Negative ones count from the end;
+        others outside of the vocabulary change nothing.
       rows: `[n, ...]`, the gradient of `params[indices]`.
       learning_rate: a number (evaluate a schedule first).
     """
+    n_rows = jnp.int32(params.shape[0])
+    inside = (-n_rows <= indices) & (indices < n_rows)
+    indices = jnp.where(inside, indices % n_rows, n_rows)
     unique, slot = jnp.unique(
         indices, size=indices.shape[0], fill_value=params.shape[0], return_inverse=True
     )
@@ -112,7 +116,7 @@ def sparse_update(
     past = accumulators[0].at[unique].get(mode="fill", fill_value=0.0)  # padding: out of range
     total = past.reshape(-1, *[1] * (params.ndim - 1)) + rows * rows
     step = -learning_rate * rows * lax.rsqrt(total + EPSILON)
-    new = jnp.max(total, axis=tuple(range(1, params.ndim)))
+    new = jnp.max(total, axis=tuple(range(1, params.ndim)), initial=0.0)
     first = accumulators[0].at[unique].set(new, mode="drop")
     params = params.at[unique].add(step.astype(params.dtype), mode="drop")
     return (first, *accumulators[1:]), params

@@ -124,3 +124,20 @@ def test_sparse_sm3_sums_duplicates_and_touches_only_their_rows(shape):
     np.testing.assert_allclose(w, wanted, rtol=1e-6, atol=1e-6)
     np.testing.assert_allclose(accumulators[0], total, rtol=1e-6)
     assert all(not np.any(a) for a in accumulators[1:])
+
+
+def test_sparse_sm3_counts_negative_indices_from_the_end_and_ignores_those_outside():
+    w, rows = jnp.ones((5, 2)), np.ones((5, 2), np.float32)
+    first, second = sm3.init_accumulators(w)
+    indices = np.array([-1, 4, 5, 99, -6])  # the last row twice, so its gradient is 2
+    (first, second), got = sm3.sparse_update((first, second), w, indices, rows, 0.1)
+    np.testing.assert_allclose(got, np.r_[np.ones((4, 2)), [[0.9, 0.9]]], rtol=1e-6)
+    np.testing.assert_allclose(first, [0, 0, 0, 0, 4])
+
+
+@pytest.mark.parametrize(("n", "width"), [(0, 2), (3, 0)])
+def test_sparse_sm3_of_nothing_changes_nothing(n, width):
+    w = jnp.ones((5, width))
+    rows, accumulators = np.ones((n, width), np.float32), sm3.init_accumulators(w)
+    after, got = sm3.sparse_update(accumulators, w, np.zeros(n, int), rows, 0.1)
+    jax.tree.map(np.testing.assert_array_equal, (after, got), (accumulators, w))
