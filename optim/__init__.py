@@ -11,10 +11,11 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 from jax import Array
 
@@ -44,6 +45,8 @@ BUILDERS: dict[str, Callable[..., optax.GradientTransformation]] = {
 def _factory(name: str) -> Callable[..., Any]:
     module, _, attribute = name.partition(":")
     try:
+        if module[:1] in ("", "."):
+            raise ImportError("a relative name, or none")
         return getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise ValueError(
@@ -80,7 +83,7 @@ def make_optimizer(
       schedule: keywords of `schedules.polynomial`, except `total_steps`.
 
     Raises:
-      ValueError: unknown name, or a hyperparameter that the optimizer does not take.
+      ValueError: unknown name, or a field that the optimizer or the schedule does not take.
     """
     check(name)
     builder = _factory(name) if ":" in name else BUILDERS[name]
@@ -93,7 +96,10 @@ def make_optimizer(
         own = {k: v for k, v in numbers.items() if k != traced.PEAK}
         return builder(learning_rate=rate(numbers), **{**hyperparameters, **own})
 
-    learning_rate = rate({})
+    try:
+        learning_rate = rate({})
+    except TypeError as error:
+        raise ValueError(f"schedule: does not take these fields: {error}") from error
     try:
         inspect.signature(builder).bind(learning_rate=learning_rate, **hyperparameters)
     except TypeError as error:
@@ -126,7 +132,10 @@ def structure(
 
 
 def metrics(opt_state: Any) -> dict[str, Array]:
-    """Returns the scalars that an optimizer counts for the log; {} for most optimizers."""
+    """Returns the scalars that an optimizer counts for the log; {} for most optimizers.
+
+    Several Shampoos, as of `optax.multi_transform`, are counted together.
+    """
     found = jax.tree.leaves(opt_state, is_leaf=lambda x: isinstance(x, shampoo.ShampooState))
-    states = [x for x in found if isinstance(x, shampoo.ShampooState)]
-    return shampoo.metrics(states[0]) if states else {}
+    counted = [shampoo.metrics(x) for x in found if isinstance(x, shampoo.ShampooState)]
+    return jax.tree.map(lambda *x: reduce(jnp.add, x), *counted) if counted else {}

@@ -59,5 +59,7 @@ def polynomial(
 
 def value(learning_rate: float | Schedule, step: ArrayLike) -> Array:
     """Returns the rate of `step`, for a constant or a schedule, as a float32 scalar."""
-    rate = learning_rate(step) if callable(learning_rate) else learning_rate
-    return jnp.asarray(rate, jnp.float32)
+    rate = jnp.asarray(learning_rate(step) if callable(learning_rate) else learning_rate)
+    if rate.ndim:  # it would change the shape of the parameters that are scalars
+        raise ValueError(f"learning_rate: has shape {rate.shape}; return a scalar")
+    return rate.astype(jnp.float32)

@@ -76,6 +76,12 @@ def test_no_warm_up_starts_at_the_peak_and_power_zero_keeps_it():
     assert [float(rate(s)) for s in (0, 5, 10)] == [0.5, 0.5, 0.5]
 
 
+@pytest.mark.parametrize("rate", [np.array([0.1]), lambda _: np.array([0.1, 0.2])])
+def test_a_rate_that_is_no_scalar_is_refused(rate):
+    with pytest.raises(ValueError, match="learning_rate: has shape"):
+        schedules.value(rate, 0)
+
+
 def test_a_warm_up_longer_than_the_run_is_refused():
     with pytest.raises(ValueError, match="warmup_steps=11"):
         schedules.polynomial(peak_learning_rate=1.0, warmup_steps=11, total_steps=10)

@@ -92,6 +92,22 @@ def test_values_out_of_range_are_still_refused(name, wrong):
         optim.make_optimizer(name, VALUES[name][0] | wrong, SCHEDULE, 10)
 
 
+@pytest.mark.parametrize(
+    ("name", "schedule", "words"),
+    [
+        ("./mine:f", SCHEDULE, "optimizer.name=./mine:f: cannot be imported"),
+        (":f", SCHEDULE, "optimizer.name=:f: cannot be imported"),
+        ("optax:nothing", SCHEDULE, "optimizer.name=optax:nothing: cannot be imported"),
+        ("optax:sgd", SCHEDULE | {"cycles": 2.0}, "schedule: does not take these fields: .*cycles"),
+        ("optax:sgd", {"warmup_steps": 2.0}, "schedule: .*peak_learning_rate"),
+    ],
+)
+def test_names_and_fields_that_do_not_exist_get_one_line(name, schedule, words):
+    with pytest.raises(ValueError, match=words) as error:
+        optim.make_optimizer(name, {}, schedule, 10)
+    assert "\n" not in str(error.value)
+
+
 def test_a_factory_of_ones_own_has_its_rate_traced():
     first, second = (
         optim.make_optimizer("optax:sgd", {}, {**SCHEDULE, "peak_learning_rate": p}, 10)[0]
