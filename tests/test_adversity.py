@@ -250,6 +250,25 @@ def test_what_a_killed_claim_leaves_is_ours(data, reference, tmp_path):
     assert (tmp_path / "curve.csv").read_bytes() == (reference / "curve.csv").read_bytes()
 
 
+def test_a_run_is_taken_up_by_another_path_with_cut_files_and_without_checkpoints(
+    data, reference, tmp_path, before_batch, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "wörk dir").mkdir()
+    (tmp_path / "link").symlink_to("wörk dir")
+    before_batch(4, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    assert run(data, "link", "--config.checkpoint_every_steps=1") == 75
+    for name in ("curve.csv", "metrics.csv"):
+        (tmp_path / "link" / name).write_text((tmp_path / "link" / name).read_text()[:-5])
+    (tmp_path / "link" / "timing.csv").unlink()
+    (tmp_path / "link" / "run.json").write_text('{"status": "aborted", "reason": "crashed"}')
+    before_batch(0, None)
+    assert run(data, tmp_path / "wörk dir", "--config.checkpoint_every_steps=0") == 0
+    assert (tmp_path / "link" / "curve.csv").read_bytes() == (reference / "curve.csv").read_bytes()
+    for name in ("metrics.csv", "timing.csv"):  # a save takes down the steps before it
+        assert [row["step"] for row in rows(tmp_path / "link" / name)] == list("12345")
+
+
 def test_folder_that_another_process_works_in_is_refused(data, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(files, "PATIENCE_SECONDS", 0.2)
     folder = os.open(tmp_path, os.O_RDONLY)
