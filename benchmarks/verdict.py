@@ -19,9 +19,7 @@ from reporting import compare, inference, ladder, verdict
 
 REDUCTIONS = (0.0, 0.05, 0.12, 0.31)  # a needs this fraction fewer steps than b
 SEEDS = (5, 10, 50)
-# Share of b's runs that the budget ends before the target; as the last evaluation comes earlier,
-# more of them are censored (`censored_share`).
-CENSORED = (0.0, 0.2, 0.4, 0.6)
+CENSORED = (0.0, 0.2, 0.4, 0.6)  # share of b's runs that the budget ends before the target
 LOG_SD = 0.04  # of steps to target over seeds
 STEPS = 2400.0  # b's median
 FINE, MLPERF = 40, 157  # steps between evaluations: about one and four epochs at batch 32,768

@@ -11,41 +11,24 @@ from ml_collections import ConfigDict
 from configs import base, lars, shampoo
 
 
-def _proxy(task: ConfigDict) -> ConfigDict:
-    task.optimizer.graft_type = "LARS"
-    task.optimizer.beta2 = 0.95
-    task.optimizer.diagonal_epsilon = 0.0  # unused with this grafting
-    task.optimizer.matrix_epsilon = 2.2e-4
-    task.optimizer.relative_matrix_epsilon = True
-    task.optimizer.start_preconditioning_step = 5
-    task.optimizer.preconditioning_compute_steps = 1
-    task.optimizer.statistics_compute_steps = 1
-    task.optimizer.no_preconditioning_for_layers_with_dim_gt = 8192
-    task.optimizer.block_size = 128
-    task.optimizer.best_effort_shape_interpretation = True
-    task.optimizer.nesterov = True
-    task.optimizer.exponent_override = 4
-    return task
+def _at_scale_of(scale: ConfigDict, config: ConfigDict) -> ConfigDict:
+    """Shampoo's recipe with LARS's layer scale, and LARS's values where both have them."""
+    config.optimizer.graft_type = "LARS"
+    config.optimizer.trust_coefficient = scale.optimizer.trust_coefficient
+    config.optimizer.beta1 = scale.optimizer.momentum
+    config.optimizer.weight_decay = scale.optimizer.weight_decay
+    config.schedule.peak_learning_rate = scale.schedule.peak_learning_rate
+    return config
 
 
 def digits() -> ConfigDict:
     """At the hyperparameters of `lars:digits` and `shampoo:digits`."""
-    config = _proxy(base.digits())
-    config.optimizer.beta1 = 0.858
-    config.optimizer.weight_decay = 2.2e-5
-    config.optimizer.trust_coefficient = 0.0369
-    config.schedule.peak_learning_rate = 2.61
-    return config
+    return _at_scale_of(lars.digits(), shampoo.digits())
 
 
 def fashion() -> ConfigDict:
     """At the hyperparameters of `lars:fashion` and `shampoo:fashion`."""
-    config = _proxy(base.fashion())
-    config.optimizer.beta1 = 0.719
-    config.optimizer.weight_decay = 2.7e-4
-    config.optimizer.trust_coefficient = 0.0937
-    config.schedule.peak_learning_rate = 1.46
-    return config
+    return _at_scale_of(lars.fashion(), shampoo.fashion())
 
 
 VARIANTS = {"digits": digits, "fashion": fashion}

@@ -5,7 +5,7 @@
     python sweep.py --recipes=... --seeds=0:50 --out=SHARED --distributed      (Cloud TPU, SLURM)
 
 A run is one `main.py` on every host, which joins the others by the same flags; `lockstep` keeps the
-hosts at the same run. Only host 0 writes the manifest and holds the lock.
+hosts at the same run. Only host 0 writes the manifest; every host has a lock of its own.
 """
 
 import argparse
