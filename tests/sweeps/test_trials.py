@@ -130,3 +130,11 @@ def test_trials_then_a_ladder_with_what_they_chose(tmp_path, capsys):
         assert config.schedule.warmup_steps == pytest.approx(2 * steps / 12)
     options, overrides = sweep.arguments([*arguments, "--config.optimizer.momentum=0.7"])
     assert {run.config().optimizer.momentum for run in sweep.planned(options, overrides)} == {0.7}
+
+
+def test_a_search_varies_the_named_fields_alone():
+    assert set(trials.ranges("lars:digits", "schedule.peak_learning_rate")) == {
+        "schedule.peak_learning_rate"
+    }
+    with pytest.raises(ValueError, match=r"^search=optimizer.beta2: lars:digits has ranges for"):
+        trials.ranges("lars:digits", "optimizer.beta2")
