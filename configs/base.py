@@ -116,7 +116,7 @@ def fashion() -> ConfigDict:
     config.model.bn_span = 2048
     config.global_batch_size = 2048
     config.total_steps = 58
-    config.eval_every_steps = 4
+    config.eval_every_steps = 8
     config.target_accuracy = 0.78
     config.schedule.warmup_steps = 5.8
     return config
