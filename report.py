@@ -1,7 +1,8 @@
 """Compares finished runs, or MLPerf logs: python report.py DIR [DIR...] [--json=FILE] [--html=FILE]
 
 Prints the table and the verdicts. Writes, if asked, report.json, a self-contained report.html, and
-a page of Markdown with its figures beside it, as in results/fashion.
+a page of Markdown with its figures beside it. `python report.py results/fashion` asks for nothing
+and needs not: of a study's folder, told by its runs.json, it writes README.md and report.json anew.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from one_line_parser import OneLineParser
-from reporting import collect, document, screen
+from reporting import archive, collect, document, screen
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -23,8 +24,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--html", type=Path, metavar="FILE")
     parser.add_argument("--markdown", type=Path, metavar="FILE")
     options = parser.parse_args(argv)
+    outputs = options.json, options.html, options.markdown
+    if not any(outputs) and len(options.dirs) == 1 and (options.dirs[0] / archive.NAME).is_file():
+        outputs = options.dirs[0] / "report.json", None, options.dirs[0] / "README.md"
     try:
-        make_report(options.dirs, options.json, options.html, options.markdown)
+        make_report(options.dirs, *outputs)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -4,7 +4,7 @@
 
 The runs lie in runs/studies/NAME. What is kept of them, in results/NAME: runs.json (every run's
 record and curve), trials (all that was tried in tuning), report.json, README.md and its figures,
-which `python report.py results/NAME --markdown=results/NAME/README.md` writes anew.
+which `python report.py results/NAME` writes anew.
 
 Exit status: that of the sweep that did not end well (75: stopped, the same command continues).
 """

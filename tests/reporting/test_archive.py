@@ -230,9 +230,10 @@ def test_the_page_and_its_figures_are_written_anew_from_the_archive(tmp_path):
         out.mkdir()
         archive.write(out / archive.NAME, tmp_path / "a", without="tuning")
         (out / "trials.json").write_text(json.dumps(trials))
-        assert report.main([str(out), f"--markdown={out / 'README.md'}"]) == 0
+        assert report.main([str(out)]) == 0
         pages.append({f.name: f.read_text() for f in out.iterdir()})
-    assert {"README.md", "ladder_640.svg", "curves_640.svg"} < set(pages[0])
+    written = {"README.md", "report.json", "ladder_640.svg", "curves_640.svg"}
+    assert written < set(pages[0])
     first, again = (p["README.md"] for p in pages)
     assert first.replace(f"{tmp_path}/b", "") == again.replace(f"{tmp_path}/c", "")
     assert {k: v for k, v in pages[0].items() if k.endswith("svg")} == {
@@ -242,3 +243,18 @@ def test_the_page_and_its_figures_are_written_anew_from_the_archive(tmp_path):
     assert "| shampoo:digits | 64 | 5 | 5/5 | 0 |" in first
     assert "Proxy data: digits" in first
     assert "diverged" in first
+
+
+def test_without_a_file_asked_for_only_a_study_alone_is_written(tmp_path):
+    accuracies(tmp_path / "a", "lars:digits", 640, 60, [0.9] * 3)
+    study = tmp_path / "study"
+    study.mkdir()
+    archive.write(study / archive.NAME, tmp_path / "a", without="tuning")
+    before = sorted(tmp_path.rglob("*"))
+    assert report.main([str(tmp_path / "a")]) == 0
+    assert report.main([str(study), str(study)]) == 0
+    assert sorted(tmp_path.rglob("*")) == before
+    assert report.main([str(study), f"--json={tmp_path / 'r.json'}"]) == 0
+    assert [f.name for f in study.iterdir()] == [archive.NAME]
+    assert report.main([str(study)]) == 0
+    assert {"README.md", "report.json"} < {f.name for f in study.iterdir()}
