@@ -51,8 +51,9 @@ def crashed(error: Exception, workdir: str | None) -> int:
         raise error
     with contextlib.suppress(OSError):
         if isinstance(error, OSError) and is_of_disk:
-            file = os.path.abspath(error.filename or workdir or "")
-            inside = file.startswith(os.path.abspath(workdir or ""))
+            folder = pathlib.Path(workdir or "").absolute()
+            file = pathlib.Path(error.filename or folder).absolute()
+            inside = file == folder or folder in file.parents
             place = f"workdir={workdir}: cannot be written any more" if inside else f"{file}: fails"
             print(
                 f"error: {place} ({error.strerror}); mend that, then the same command continues",

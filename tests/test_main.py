@@ -132,12 +132,14 @@ def test_a_bug_is_not_called_a_user_error(monkeypatch, tmp_path):
         ("run/curve.csv", "error: workdir=run: cannot be written any more (Permission denied); "),
         (None, "error: workdir=run: cannot be written any more (Permission denied); "),
         ("/data/features.json", "error: /data/features.json: fails (Permission denied); "),
+        ("run_2/curve.csv", "error: {here}/run_2/curve.csv: fails (Permission denied); "),
     ],
 )
 def test_an_error_of_the_disk_names_the_workdir_or_the_file_elsewhere(file, words, capsys):
     error = PermissionError(errno.EACCES, "Permission denied", file)
     assert main.crashed(error, "run") == main.CRASHED
-    assert capsys.readouterr().err == f"{words}mend that, then the same command continues\n"
+    said = words.format(here=pathlib.Path.cwd()) + "mend that, then the same command continues\n"
+    assert capsys.readouterr().err == said
 
 
 @pytest.mark.parametrize("script", ["main.py", "report.py", "sweep.py"])
