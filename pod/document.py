@@ -11,6 +11,7 @@ from matplotlib import pyplot as plt
 
 from pod import predict, summary
 from reporting.figures import STYLE, svg
+from reporting.markdown_table import table
 
 COLOURS = {  # Okabe and Ito's palette
     "forward": "#56B4E9",
@@ -68,32 +69,31 @@ def page(plans: Sequence[Mapping[str, Any]], link_gigabytes: float) -> str:
 
 def _memory(plans: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     yield "\n## Does it fit?\n"
-    yield "| recipe | topology | batch a device | train step | eval step | roots a device |"
-    yield "|---|---|---|---|---|---|"
+    rows = []
     for p in plans:
         train, evaluate = (summary.memory(p[s], p["hbm_gib"]) for s in ("train_step", "eval_step"))
         if p.get("largest_global_batch_size"):
             train += f"; {p['largest_global_batch_size']:,} does"
-        yield (
-            f"| `{p['recipe']}` | {p['topology']} | {p['device_batch_size']} | {train} "
-            f"| {evaluate} | {p['roots_per_device']} |"
-        )
+        sizes = str(p["device_batch_size"]), train, evaluate, str(p["roots_per_device"])
+        rows.append((f"`{p['recipe']}`", p["topology"], *sizes))
+    head = "recipe", "topology", "batch a device", "train step", "eval step", "roots a device"
+    yield from table(head, rows)
 
 
 def _times(plans: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     yield "\n## How long would it take?\n"
-    yield "| recipe | steps | ms a step | of it on the links | s a run | anchored s | published s |"
-    yield "|---|---|---|---|---|---|---|"
+    rows = []
     by_recipe = {p["recipe"]: p for p in plans}
     for one in predict.predictions(plans):
         plan = by_recipe[one.recipe]
         known = "{:g}-{:g}".format(*one.published_seconds) if one.published_seconds else "none"
         anchored = "(the anchor)" if one.recipe == predict.ANCHOR else f"{one.anchored_seconds:.0f}"
         link = 1e3 * plan["train_step"]["link_seconds"]
-        yield (
-            f"| `{one.recipe}` | {plan['total_steps']} | {1e3 * one.step_seconds:.1f} | {link:.1f} "
-            f"| {one.run_seconds:.0f} | {anchored} | {known} |"
-        )
+        times = f"{1e3 * one.step_seconds:.1f}", f"{link:.1f}", f"{one.run_seconds:.0f}"
+        rows.append((f"`{one.recipe}`", str(plan["total_steps"]), *times, anchored, known))
+    head = ("recipe", "steps", "ms a step", "of it on the links", "s a run", "anchored s",
+            "published s")  # fmt: skip
+    yield from table(head, rows)
     yield "\n![what a step is made of](steps.svg)"
 
 
@@ -116,16 +116,16 @@ def _batches(plans: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     if len(found) < 2:
         return
     yield "\nIts share falls with the batch, as its authors expect:\n"
-    yield "| recipe | batch | ms a step | of it the optimizer | share | optimizer us an image |"
-    yield "|---|---|---|---|---|---|"
+    rows = []
     for p in found:
         step = predict.step_seconds(p["train_step"])
         optimizer = predict.optimizer_seconds(p["train_step"])
         batch = p["global_batch_size"]
-        yield (
-            f"| `{p['recipe']}` | {batch:,} | {1e3 * step:.1f} | {1e3 * optimizer:.1f} "
-            f"| {optimizer / step:.1%} | {1e6 * optimizer / batch:.3f} |"
-        )
+        times = f"{1e3 * step:.1f}", f"{1e3 * optimizer:.1f}"
+        shares = f"{optimizer / step:.1%}", f"{1e6 * optimizer / batch:.3f}"
+        rows.append((f"`{p['recipe']}`", f"{batch:,}", *times, *shares))
+    head = "recipe", "batch", "ms a step", "of it the optimizer", "share", "optimizer us an image"
+    yield from table(head, rows)
 
 
 def _versions(plans: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -39,6 +39,7 @@ def compare(rows: Sequence[Row]) -> list[dict[str, Any]]:
                 found += _over_batches(at, subject, other, dataset, n_examples)
     for test, p in zip(found, inference.holm([t["p_value"] for t in found]), strict=True):
         test["p_adjusted"] = p
+        test["verdict"] = verdict(test)
         test["sentence"] = sentence(test)
     return found
 
@@ -86,16 +87,22 @@ def _median(values: Sequence[float] | np.ndarray) -> dict[str, Any]:
     }
 
 
+def verdict(test: Mapping[str, Any]) -> str:
+    """Returns grows, shrinks or no change shown."""
+    growth = test["growth"]
+    # The test is on the mean: where the median lies on the other side of zero, neither is said.
+    if test["p_adjusted"] <= inference.ALPHA and growth["median"] * growth["mean"] > 0:
+        return "grows" if growth["median"] > 0 else "shrinks"
+    return "no change shown"
+
+
 def sentence(test: Mapping[str, Any]) -> str:
     """Returns the answer for one other optimizer and one number of examples, in words."""
     growth, batches = test["growth"], test["batches"]
-    said = "no change shown"
-    # The test is on the mean: where the median lies on the other side of zero, neither is said.
-    if test["p_adjusted"] <= inference.ALPHA and growth["median"] * growth["mean"] > 0:
-        said = "grows" if growth["median"] > 0 else "shrinks"
     lo, hi = (100 * end for end in growth["ci95"])
     return (
         f"{test['subject']} over {test['other']}, {test['n_examples']:,} examples, from batch "
-        f"{batches[0]:,} to {batches[-1]:,}: {said} ({100 * growth['median']:+.2f} points, 95 % "
-        f"interval {lo:+.2f} to {hi:+.2f}; n = {growth['n']}, p = {test['p_adjusted']:.2g})"
+        f"{batches[0]:,} to {batches[-1]:,}: {test['verdict']} "
+        f"({100 * growth['median']:+.2f} points, 95 % interval {lo:+.2f} to {hi:+.2f}; "
+        f"n = {growth['n']}, p = {test['p_adjusted']:.2g})"
     )

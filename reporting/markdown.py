@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from reporting import figures, html, provenance, screen
+from reporting.markdown_table import table
 from reporting.rows import Row
 from reporting.runs import read_json
 
@@ -64,14 +65,6 @@ def render(
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
-def table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> Iterator[str]:
-    yield f"| {' | '.join(head)} |"
-    yield "|" + "---|" * len(head)
-    for line in lines:
-        yield f"| {' | '.join(cell.replace('|', ';') for cell in line)} |"
-    yield ""
-
-
 def _batches(tests: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     if tests:
         yield "## Does Shampoo's advantage grow with the batch?\n"
@@ -82,6 +75,7 @@ def _batches(tests: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         head = ["examples", "over", *(f"batch {batch:,}" for batch in batches)]
         lines = [[f"{t['n_examples']:,}", t["other"], *_points(t, batches)] for t in tests]
         yield from table(head, lines)
+        yield ""
 
 
 def _points(test: Mapping[str, Any], batches: Sequence[int]) -> list[str]:
@@ -107,6 +101,7 @@ def _runs(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     for title, found in screen.tasks(rows):
         yield f"{title}\n"
         yield from table(head, [_cells(row) for row in found])
+        yield ""
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
@@ -146,6 +141,7 @@ def _tuning(files: Sequence[Path], seeds: Collection[int | None]) -> Iterator[st
     yield f"Quasi-random trials, {number} for every optimizer, on {where}.\n"
     head = ("all trials", "recipe", "trials", "seeds each", "chosen", "its median accuracy")
     yield from table(head, lines)
+    yield ""
 
 
 def _chosen(recipe: str, found: Mapping[str, Any]) -> list[str]:
@@ -168,6 +164,7 @@ def _cost(rows: Sequence[Row]) -> Iterator[str]:
         batch, steps = html.number(row.first.global_batch_size), str(row.first.total_steps)
         lines.append([row.name, batch, steps, *numbers])
     yield from table(("recipe", "batch", "steps", "CPU-s", "train s", "images/s"), lines)
+    yield ""
 
 
 def _provenance(rows: Sequence[Row]) -> Iterator[str]:

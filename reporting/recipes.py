@@ -9,6 +9,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from configs import command_line
+from reporting import markdown_table
 from reporting.claims import ROOT, replaced
 
 PAGE = ROOT / "docs" / "recipes.md"
@@ -80,9 +81,10 @@ def table() -> str:
     cells = {field: [cell(config, field) for config in configs] for field in fields(configs)}
     same = {field: row[0] for field, row in cells.items() if len(set(row)) == 1}
     lines = [
-        f"| field | {' | '.join(f'`{config.recipe}`' for config in configs)} |",
-        f"|---|{'---|' * len(configs)}",
-        *(f"| `{f}` | {' | '.join(row)} |" for f, row in cells.items() if f not in same),
+        *markdown_table.table(
+            ("field", *(f"`{config.recipe}`" for config in configs)),
+            [(f"`{field}`", *row) for field, row in cells.items() if field not in same],
+        ),
         "",
         "The same in all of them:",
         ", ".join(f"`{field}` {text}" for field, text in same.items()) + ".",

@@ -1,0 +1,39 @@
+"""One cell of each committed study, run again: its median lies in the committed interval."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from reporting import collect, document
+from studies import __main__ as studies
+from studies import plan
+
+
+def cheapest(rows):
+    """The row with the fewest examples, of an optimizer that is quick to compile."""
+    quick = [row for row in rows if row["recipe"].startswith(("nesterov", "lars"))]
+    return min(quick, key=lambda row: (row["total_steps"] * row["global_batch_size"], row["n"]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", plan.STUDIES)
+def test_one_cell_run_again_lies_in_the_committed_interval(name, tmp_path):
+    committed = studies.ROOT / "results" / name
+    if not committed.exists():
+        pytest.skip(f"make study-{name} has not been run and committed")
+    row = cheapest(json.loads((committed / "report.json").read_text())["rows"])
+    data = studies.ROOT / "data" / row["dataset"]
+    if row["dataset"] == "fashion_mnist" and not data.exists():
+        pytest.skip(f"{row['dataset']} is not prepared: see docs/data.md")
+    command = [
+        sys.executable, "sweep.py", f"--recipes={row['recipe']}",
+        f"--tuned={committed / 'trials.json'}", f"--budgets={row['total_steps']}",
+        f"--seeds={','.join(map(str, row['seeds']))}", f"--out={tmp_path}", "--workers=2",
+    ]  # fmt: skip
+    subprocess.run(command, cwd=studies.ROOT, check=True)
+    [again] = document.build(*collect.collect([tmp_path]))[0]["rows"]
+    assert again["seeds"] == row["seeds"]
+    lo, hi = row["final_accuracy"]["ci95"]
+    assert lo <= again["final_accuracy"]["median"] <= hi
