@@ -47,7 +47,8 @@ def predicted() -> dict[str, str]:
 
 def studies() -> str:
     """Markdown: the steps that each optimizer needed, by study, and what the batch size changed."""
-    found = {name: _longest_ladders(report) for name, report in reports().items()}
+    every = {name: _longest_ladders(report) for name, report in reports().items()}
+    found = {name: ladders for name, ladders in every.items() if ladders}
     names = list(dict.fromkeys(_optimizer(ladder) for of in found.values() for ladder in of))
     rows = []
     for name, ladders in found.items():
@@ -70,7 +71,7 @@ def studies() -> str:
 
 
 def _longest_ladders(report: Mapping[str, Any]) -> list[dict[str, Any]]:
-    longest = max(len(ladder["budgets"]) for ladder in report["ladders"])
+    longest = max((len(ladder["budgets"]) for ladder in report["ladders"]), default=0)
     return [ladder for ladder in report["ladders"] if len(ladder["budgets"]) == longest]
 
 
