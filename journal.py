@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from clu import metric_writers
 from etils import epath
 from ml_collections import ConfigDict
 from mlperf_logging.mllog import constants
@@ -20,8 +19,17 @@ import hosts
 import mlperf_log
 import workdir as files
 from configs.plan import Plan
+from input_pipeline.host import tensorflow
 
 TIMING_HEADER = ("step", "train_seconds", "eval_seconds", "images_per_second")
+
+
+def summary_writer(folder: str) -> Any:
+    """A clu SummaryWriter; clu imports TensorFlow, which `tensorflow` has then done, quietly."""
+    tensorflow()
+    from clu import metric_writers
+
+    return metric_writers.SummaryWriter(folder)
 
 
 @dataclasses.dataclass
@@ -77,7 +85,7 @@ class Journal:
         self.log = (
             mlperf_log.open_log(folder / "result.txt", record.n_log_lines) if self.writes else None
         )
-        self.events = metric_writers.SummaryWriter(str(folder)) if self.writes else None
+        self.events = summary_writer(str(folder)) if self.writes else None
         self.divergence: dict[str, Any] | None = None
         self.waiting: list[Mapping[str, jax.Array]] = []  # metrics of steps not yet fetched
         self.since = time.monotonic()

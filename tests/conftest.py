@@ -9,6 +9,7 @@ os.environ["XLA_FLAGS"] = (
 )
 os.environ["NPROC"] = "16"  # XLA's thread pool: fewer threads than devices can deadlock
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"  # else TensorFlow speaks on its import, on some CPUs
 
 
 def pytest_addoption(parser):
