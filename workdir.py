@@ -4,6 +4,7 @@ import contextlib
 import csv
 import fcntl
 import functools
+import hashlib
 import importlib.metadata
 import io
 import json
@@ -200,11 +201,24 @@ def versions() -> dict[str, str]:
 
 @functools.cache
 def git_commit() -> str:
-    """The commit of this code, with -dirty where files differ from it; 'unknown' without git."""
-    command = ("git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+    """The commit of this code; 'unknown' without git.
+
+    Where Python files differ from it, new ones included, `-dirty-` and a digest of what differs
+    follow: two states of an optimizer that is being written are told apart.
+    """
+    folder = pathlib.Path(__file__).parent
+
+    def git(*arguments: str) -> bytes:
+        return subprocess.run(
+            ("git", *arguments), cwd=folder, capture_output=True, check=True
+        ).stdout
+
     try:
-        folder = pathlib.Path(__file__).parent
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+        commit = git("rev-parse", "HEAD").decode().strip()
+        changes = git("diff", "HEAD", "--", "*.py")
+        new = git("ls-files", "--others", "--exclude-standard", "-z", "--", "*.py").split(b"\0")
+        for name in sorted(filter(None, new)):
+            changes += name + (folder / os.fsdecode(name)).read_bytes()
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
-    return done.stdout.strip()
+    return f"{commit}-dirty-{hashlib.sha256(changes).hexdigest()[:8]}" if changes else commit

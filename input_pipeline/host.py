@@ -19,7 +19,7 @@ def n_cores() -> int:
 def tensorflow() -> ModuleType:
     """Imports TensorFlow, quietly, without its GPUs (JAX owns them) and with small thread pools."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    # Where it is on by default, TensorFlow says so whatever the log level; no operation here is its.
+    # Where it is on, TensorFlow says so whatever the log level; no operation here is of it.
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
     import tensorflow as tf
 

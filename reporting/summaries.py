@@ -138,6 +138,9 @@ def row_flags(row: Row) -> list[str]:
     flags = [f if c == row.n else f"{f} ({c} of {row.n} runs)" for f, c in counts.items()]
     if row.variant:
         flags.append(f"other rows of this recipe have another config: {row.variant}")
+    commits = {str(run.record.get("git")) for run in row.runs}
+    if len(commits) > 1:
+        flags.append(f"runs of {len(commits)} commits, or states of the code")
     n_unmeasured = row.n - len(row.finals())
     if n_unmeasured:
         flags.append(f"B: {n_unmeasured} of {row.n} runs did not run the whole budget")

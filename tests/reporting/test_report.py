@@ -89,3 +89,14 @@ def test_an_unknown_flag_is_one_line_and_status_2(capsys):
         report.main(["--colour", "."])
     assert caught.value.code == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_a_row_says_that_its_runs_are_of_several_states_of_the_code(tmp_path):
+    for seed in range(3):
+        write_run(tmp_path / "runs", "lars:digits", seed, record={"git": f"abc-dirty-{seed // 2}"})
+        write_run(tmp_path / "runs", "sm3:digits", seed)
+    assert report.main([str(tmp_path / "runs"), f"--json={tmp_path / 'r.json'}"]) == 0
+    rows = json.loads((tmp_path / "r.json").read_text())["rows"]
+    flags = {row["recipe"]: [f for f in row["flags"] if "commits" in f] for row in rows}
+    assert flags["sm3:digits"] == []
+    assert flags["lars:digits"] == ["runs of 2 commits, or states of the code"]
