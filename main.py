@@ -117,6 +117,7 @@ def main(argv: Sequence[str]) -> int:
             f"{result.recipe} seed {result.seed}: {result.status}, "
             f"final accuracy {result.final_accuracy}, "
             f"steps to {result.target_accuracy:.4g}: {result.steps_to_target or 'not reached'}"
+            + ("; the same command continues" if result.status == "aborted" else "")
         )
     return {"done": DONE, "diverged": DIVERGED, "aborted": INTERRUPTED}[result.status]
 

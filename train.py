@@ -21,6 +21,7 @@ import optim
 import step as steps
 import workdir as files
 from configs import plan as plans
+from input_pipeline.host import n_cores
 from interruption import Preempted, Signals
 from journal import Journal, Record
 from models.resnet import ResNet
@@ -365,6 +366,7 @@ def result_of(
             "kind": devices[0].device_kind,
             "count": len(devices),
             "hosts": plan.n_hosts,
+            "cores": n_cores(),
         },
         unverified=tuple(config.unverified),
         assumed=tuple(config.assumed),

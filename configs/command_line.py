@@ -30,7 +30,7 @@ def recipe_path(recipe: str) -> str:
     optimizer, _, variant = recipe.partition(":")
     if optimizer not in optimizers():
         raise ValueError(
-            f"recipe={recipe}: no recipe file configs/{optimizer}.py; "
+            f"recipe={recipe}: no recipe file {optimizer}.py in configs/; "
             f"known optimizers: {', '.join(optimizers())}"
         )
     return f"{FOLDER / optimizer}.py" + (f":{variant}" if variant else "")

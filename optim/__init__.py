@@ -103,8 +103,16 @@ def make_optimizer(
     try:
         inspect.signature(builder).bind(learning_rate=learning_rate, **hyperparameters)
     except TypeError as error:
-        raise ValueError(f"optimizer: {name} does not take these fields: {error}") from error
-    build({})  # checks the values, which it cannot once they are traced
+        raise ValueError(
+            f"optimizer: {name} does not take these fields: {error}; it must take learning_rate "
+            "and every other field of config.optimizer"
+        ) from error
+    tx = build({})  # checks the values, which it cannot once they are traced
+    if not all(callable(getattr(tx, part, None)) for part in ("init", "update")):
+        raise ValueError(
+            f"optimizer: {name} returned {type(tx).__name__}, not an optax transformation with "
+            "init and update"
+        )
     numbers = traced.numbers_of(name, hyperparameters, schedule)
     return traced.transformation(build, numbers), learning_rate
 

@@ -103,6 +103,6 @@ def sentence(test: Mapping[str, Any]) -> str:
     return (
         f"{test['subject']} over {test['other']}, {test['n_examples']:,} examples, from batch "
         f"{batches[0]:,} to {batches[-1]:,}: {test['verdict']} "
-        f"({100 * growth['median']:+.2f} points, 95 % interval {lo:+.2f} to {hi:+.2f}; "
+        f"({100 * growth['median']:+z.2f} points, 95 % interval {lo:+z.2f} to {hi:+z.2f}; "
         f"n = {growth['n']}, p = {test['p_adjusted']:.2g})"
     )

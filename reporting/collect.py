@@ -12,6 +12,7 @@ from reporting.run_folder import read_run
 from reporting.runs import Run, read_json
 
 MANIFEST = "manifest.jsonl"
+ANOTHER = "ANOTHER result (of other code, devices or, on a CPU, another number of cores?)"
 RUN_FILES = ("run.json", "config.json", "curve.csv")  # any of them makes a folder that of a run
 
 
@@ -107,7 +108,7 @@ def _each_once(runs: list[Run]) -> tuple[list[Run], list[Problem]]:
         key = run.identity()
         if key in kept:
             first = kept[key]
-            same = "the same result" if first.curve == run.curve else "ANOTHER result"
+            same = "the same result" if first.curve == run.curve else ANOTHER
             repeated.append(
                 Problem(run.path, f"{run.label()} is already counted from {first.path}: {same}")
             )

@@ -80,7 +80,7 @@ def _batches(tests: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 def _points(test: Mapping[str, Any], batches: Sequence[int]) -> list[str]:
     found = {
-        batch: f"{100 * a['median']:+.2f} [{100 * a['ci95'][0]:+.2f}, {100 * a['ci95'][1]:+.2f}]"
+        batch: f"{100 * a['median']:+z.2f} [{100 * a['ci95'][0]:+z.2f}, {100 * a['ci95'][1]:+z.2f}]"
         for batch, a in zip(test["batches"], test["advantages"], strict=True)
     }
     return [f"{found[batch]} points" if batch in found else "-" for batch in batches]

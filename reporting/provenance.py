@@ -51,8 +51,10 @@ def _commit(text: str) -> str:
 
 
 def _device(device: Mapping[str, Any]) -> str:
-    hosts = device.get("hosts", "?")
-    return f"{device.get('count', '?')} x {device.get('kind', '?')} on {hosts} host(s)"
+    hosts, cores = device.get("hosts", "?"), device.get("cores")
+    text = f"{device.get('count', '?')} x {device.get('kind', '?')} on {hosts} host(s)"
+    # On a CPU they matter: XLA cuts its sums by them, and other cuts round differently.
+    return f"{text} of {cores} core(s)" if cores and device.get("kind") == "cpu" else text
 
 
 def cost(row: Row) -> dict[str, float | None]:

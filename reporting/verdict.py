@@ -82,7 +82,7 @@ def _size(test: dict[str, Any]) -> str:
     if test["measure"] == "B":
         if test["difference"] is None:
             return "a median is that of diverged runs; "
-        return f"{100 * test['difference']:+.2f} points{_ends(interval, '+.2f', 100)}; "
+        return f"{100 * test['difference']:+z.2f} points{_ends(interval, '+z.2f', 100)}; "
     for side in ("below", "above"):
         if test.get(f"ratio_{side}") is not None:
             return f"ratio of steps {side} {test[f'ratio_{side}']:.3f}; "

@@ -16,7 +16,8 @@ from reporting import manifest
 from reporting.runs import read_json
 from sweeps.queue import GIVEN_UP
 
-STATUSES = ("done", "diverged", "failed", "aborted", "running", "stopped", "waiting")
+ENDED = ("done", "diverged")
+STATUSES = (*ENDED, "failed", "aborted", "running", "stopped", "waiting")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +98,9 @@ def lines(out: pathlib.Path) -> Iterator[str]:
             if run.status == "running":
                 yield f"  {folder}: {_where(run)}"
     left = sum(seconds_left(list(runs.values())) for runs in groups.values())
-    state = "at work" if alive else "not at work; the same command continues"
+    is_complete = all(p.status in ENDED for runs in groups.values() for p in runs.values())
+    then = "all runs have ended" if is_complete else "the same command continues"
+    state = "at work" if alive else f"not at work; {then}"
     rest = f", about {_time(left / max(n_running, 1))} left" if alive and left else ""
     yield f"sweep {state}{rest}"
 

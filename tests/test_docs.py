@@ -34,7 +34,7 @@ STARTS = ("make", "python", "bash")
 # Programs of others, and scripts that a command before has written.
 UNCHECKED = ("gcloud", "kubectl", "sbatch", "bash go", "git")
 SECTIONS = ("dataset", "model", "optimizer", "schedule")
-MADE_BY_THE_READER = ("configs/mine.py", "checkpoints/")
+MADE_BY_THE_READER = ("configs/mine.py", "configs/unit.py", "checkpoints/")
 
 
 FENCED = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
@@ -150,7 +150,8 @@ def check_python(arguments, config):
 @pytest.mark.parametrize(("page", "command"), COMMANDS)
 def test_every_command_is_understood_by_its_program(page, command, pytestconfig):
     # The reader's own recipe is not here yet: SM3's takes its place.
-    command = command.replace("configs/mine.py", "configs/sm3.py").replace("mine:", "sm3:")
+    command = command.replace("configs/mine.py", "configs/sm3.py")
+    command = command.replace("mine:", "sm3:").replace("unit:", "sm3:")
     start, *arguments = shlex.split(command, comments=True)
     if command.startswith(UNCHECKED):
         return
@@ -250,8 +251,8 @@ def test_the_recipe_of_ones_own_optimizer_loads_and_builds(tmp_path):
 
 
 def test_the_optimizer_of_the_how_to_takes_steps_of_unit_length(monkeypatch):
-    mine = types.ModuleType("configs.mine")
-    monkeypatch.setitem(sys.modules, "configs.mine", mine)
+    mine = types.ModuleType("configs.unit")
+    monkeypatch.setitem(sys.modules, "configs.unit", mine)
     exec(blocks(TEXTS["docs/optimizers.md"], "python")[0], vars(mine))
     config = mine.get_config()
     plan.validate(config)

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import resource
 import signal
 
@@ -80,7 +81,12 @@ def agree_with_one_process(recipe, n_hosts, n_devices, data, tmp_path, monkeypat
     evaluations = [column(w / "curve.csv", "loss") for w in (several, tmp_path / "one")]
     np.testing.assert_allclose(*evaluations, rtol=0, atol=1e-5)
     run = json.loads((several / "run.json").read_text())
-    assert run["device"] == {"kind": "cpu", "count": n_hosts * n_devices, "hosts": n_hosts}
+    assert run["device"] == {
+        "kind": "cpu",
+        "count": n_hosts * n_devices,
+        "hosts": n_hosts,
+        "cores": len(os.sched_getaffinity(0)),
+    }
     assert len(list(several.glob("events.out.tfevents.*"))) == 1
     spoken = [line for line in hosts.logs[1].read_text().splitlines() if "[Gloo]" not in line]
     assert spoken == []

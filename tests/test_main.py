@@ -4,6 +4,7 @@ import errno
 import pathlib
 import subprocess
 import sys
+import types
 
 import pytest
 
@@ -140,6 +141,19 @@ def test_an_error_of_the_disk_names_the_workdir_or_the_file_elsewhere(file, word
     assert main.crashed(error, "run") == main.CRASHED
     said = words.format(here=pathlib.Path.cwd()) + "mend that, then the same command continues\n"
     assert capsys.readouterr().err == said
+
+
+def test_an_interrupted_run_says_that_it_continues(tmp_path, monkeypatch, capsys):
+    import train
+
+    result = types.SimpleNamespace(
+        recipe="lars:smoke", seed=3, status="aborted", final_accuracy=0.275,
+        target_accuracy=0.93, steps_to_target=None,
+    )  # fmt: skip
+    monkeypatch.setattr(train, "train_and_evaluate", lambda *_: result)
+    assert main.main(["main.py", SMOKE, f"--workdir={tmp_path}"]) == main.INTERRUPTED
+    said = "lars:smoke seed 3: aborted, final accuracy 0.275, steps to 0.93: not reached"
+    assert capsys.readouterr().out == f"{said}; the same command continues\n"
 
 
 @pytest.mark.parametrize("script", ["main.py", "report.py", "sweep.py"])

@@ -6,6 +6,8 @@ The factory is called with `learning_rate` alone; everything else must have a de
 """
 
 import functools
+import sys
+import types
 
 import jax
 import jax.numpy as jnp
@@ -36,6 +38,11 @@ SCHEDULE = {"peak_learning_rate": 0.02, "warmup_steps": 2.0, "decay_power": 0.0}
 def pytest_generate_tests(metafunc):
     if "name" in metafunc.fixturenames:
         chosen = metafunc.config.getoption("--optimizer")
+        for name in chosen:
+            try:
+                optim.make_optimizer(name, HYPERPARAMETERS.get(name, {}), SCHEDULE, 200)
+            except ValueError as error:
+                raise pytest.UsageError(str(error)) from error
         names = chosen or [
             *optim.BUILDERS,
             RETURNS_PARAMETERS,
@@ -175,10 +182,20 @@ def test_the_example_returns_the_parameters_themselves():
     assert state.inner.average["dense"]["kernel"] is params["dense"]["kernel"]
 
 
-def test_unknown_names_and_fields_are_explained():
-    with pytest.raises(ValueError, match=r"optimizer.name=adan: unknown; use one of lars, nest"):
+def test_unknown_names_and_fields_are_explained(monkeypatch):
+    known = ", ".join(sorted(optim.BUILDERS))
+    with pytest.raises(ValueError, match=f"optimizer.name=adan: unknown; use one of {known} or "):
         optim.make_optimizer("adan", {}, SCHEDULE, 10)
     with pytest.raises(ValueError, match=r"optimizer.name=no.such:thing: cannot be imported"):
         optim.make_optimizer("no.such:thing", {}, SCHEDULE, 10)
     with pytest.raises(ValueError, match=r"lars does not take these fields.*'beta'"):
         optim.make_optimizer("lars", {"momentum": 0.9, "beta": 0.9}, SCHEDULE, 10)
+    with pytest.raises(
+        ValueError, match=r"optax:identity does not take .* must take learning_rate"
+    ):
+        optim.make_optimizer("optax:identity", {}, SCHEDULE, 10)
+    mine = types.ModuleType("mine")
+    mine.words = lambda learning_rate: "SGD"
+    monkeypatch.setitem(sys.modules, "mine", mine)
+    with pytest.raises(ValueError, match=r"mine:words returned str, not an optax transformation"):
+        optim.make_optimizer("mine:words", {}, SCHEDULE, 10)

@@ -65,6 +65,17 @@ def test_a_dead_sweep(out):
     assert last == "sweep not at work; the same command continues"
 
 
+def test_a_complete_sweep_does_not_ask_to_be_continued(tmp_path):
+    manifest = Manifest(tmp_path / "manifest.jsonl")
+    made = runs.plan_runs("lars:smoke", [0, 1], tmp_path)
+    manifest.note_waiting(made)
+    for run in made:
+        run.folder.mkdir(parents=True)
+        (run.folder / "run.json").write_text('{"status": "done"}')
+        manifest.write(run, "started", 1)
+    assert list(status.lines(tmp_path))[-1] == "sweep not at work; all runs have ended"
+
+
 def test_another_process_needs_neither_jax_nor_tensorflow(out):
     code = (
         "import sys, sweep\n"
