@@ -31,19 +31,19 @@ def choose_first(path, recipes, fields):
 @pytest.mark.parametrize("name", plan.STUDIES)
 def test_every_call_is_one_that_the_sweep_takes(name, tmp_path):
     study = plan.STUDIES[name]
-    recipes = [f"{optimizer}:{name}" for optimizer in (*plan.OPTIMIZERS, plan.BESIDE)]
+    recipes = [f"{optimizer}:{name}" for optimizer in study.optimizers]
     choose_first(tmp_path / "tuning" / "trials.json", recipes, ["optimizer.weight_decay"])
     for batch in study.batches:
         path = tmp_path / f"batch_{batch:06d}" / "tuning" / "trials.json"
         choose_first(path, recipes, ["schedule.peak_learning_rate"])
     tuning, *rest = [planned(call) for call in plan.commands(study, tmp_path, 2)]
-    assert len(tuning) == 5 * plan.TRIALS
+    assert len(tuning) == len(recipes) * study.trials
     assert {run.config().total_steps for run in tuning} == {study.total_steps}
     tuning_seeds = {run.seed for run in tuning}
     ladder = rest[: len(study.ladder)]
     for some, (budgets, seeds) in zip(ladder, study.ladder.items(), strict=True):
         n = int(seeds.partition(":")[2])
-        assert len(some) == 5 * n * len(budgets.split(","))
+        assert len(some) == len(recipes) * n * len(budgets.split(","))
         assert {run.config().optimizer.weight_decay for run in some} == {0.25}
         assert not tuning_seeds & {run.seed for run in some}
     folders = [run.folder for some in (tuning, *rest) for run in some]
