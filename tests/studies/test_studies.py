@@ -41,9 +41,9 @@ def test_every_call_is_one_that_the_sweep_takes(name, tmp_path):
     assert {run.config().total_steps for run in tuning} == {study.total_steps}
     tuning_seeds = {run.seed for run in tuning}
     ladder = rest[: len(study.ladder)]
-    for some, (budgets, seeds) in zip(ladder, study.ladder.items(), strict=True):
-        n = int(seeds.partition(":")[2])
-        assert len(some) == len(recipes) * n * len(budgets.split(","))
+    for some, (optimizers, budgets, seeds) in zip(ladder, study.ladder, strict=True):
+        first, last = map(int, seeds.split(":"))
+        assert len(some) == len(optimizers) * (last - first) * len(budgets.split(","))
         assert {run.config().optimizer.weight_decay for run in some} == {0.25}
         assert not tuning_seeds & {run.seed for run in some}
     folders = [run.folder for some in (tuning, *rest) for run in some]
@@ -68,7 +68,7 @@ def test_every_batch_size_sees_the_same_examples_and_is_evaluated_as_often():
 
 def test_lars_scale_is_shampoo_with_the_scale_of_lars():
     for task in ("digits", "fashion"):
-        mixed = command_line.load(f"{plan.BESIDE}:{task}")
+        mixed = command_line.load(f"shampoo_lars_scale:{task}")
         lars, shampoo = (command_line.load(f"{name}:{task}") for name in ("lars", "shampoo"))
         assert mixed.schedule == lars.schedule
         assert mixed.optimizer.beta1 == lars.optimizer.momentum
