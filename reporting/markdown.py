@@ -138,7 +138,10 @@ def _tuning(files: Sequence[Path], seeds: Collection[int | None]) -> Iterator[st
     yield "## Tuning\n"
     number = "the same number" if alike else "NOT the same number"
     where = "seeds not used above" if fresh else "SEEDS THAT ARE ALSO ABOVE"
-    yield f"Quasi-random trials, {number} for every optimizer, on {where}.\n"
+    yield (
+        f"Quasi-random trials, {number} for every optimizer, on {where}. The verdict is on the "
+        "optimizers as tuned so: other points, or more of them, may choose others.\n"
+    )
     head = ("all trials", "recipe", "trials", "seeds each", "chosen", "its median accuracy")
     yield from table(head, lines)
     yield ""
