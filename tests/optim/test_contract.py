@@ -199,3 +199,6 @@ def test_unknown_names_and_fields_are_explained(monkeypatch):
     monkeypatch.setitem(sys.modules, "mine", mine)
     with pytest.raises(ValueError, match=r"mine:words returned str, not an optax transformation"):
         optim.make_optimizer("mine:words", {}, SCHEDULE, 10)
+    mine.half = lambda learning_rate: types.SimpleNamespace(init=print)
+    with pytest.raises(ValueError, match=r"mine:half returned SimpleNamespace, not an optax"):
+        optim.make_optimizer("mine:half", {}, SCHEDULE, 10)

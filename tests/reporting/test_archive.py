@@ -246,7 +246,9 @@ def test_the_page_and_its_figures_are_written_anew_from_the_archive(tmp_path):
 
 
 def test_without_a_file_asked_for_only_a_study_alone_is_written(tmp_path):
-    accuracies(tmp_path / "a", "lars:digits", 640, 60, [0.9] * 3)
+    for seed in range(3):
+        device = {"kind": "cpu", "count": 1, "hosts": 1, "cores": 2}
+        write_run(tmp_path / "a", seed=seed, record={"device": device})
     study = tmp_path / "study"
     study.mkdir()
     archive.write(study / archive.NAME, tmp_path / "a", without="tuning")
@@ -258,3 +260,4 @@ def test_without_a_file_asked_for_only_a_study_alone_is_written(tmp_path):
     assert [f.name for f in study.iterdir()] == [archive.NAME]
     assert report.main([str(study)]) == 0
     assert {"README.md", "report.json"} < {f.name for f in study.iterdir()}
+    assert "* device: 1 x cpu on 1 host(s) of 2 core(s)\n" in (study / "README.md").read_text()

@@ -55,6 +55,7 @@ def test_the_ladder_is_the_longest_and_the_batches_are_counted(results, tmp_path
                     eval_every_steps=steps, record={"global_batch_size": batch},
                 )  # fmt: skip
     ladder(runs, "lars:digits", {50: 0.92, 70: 0.94})
+    ladder(runs / "1280", "lars:digits", {35: 0.95}, record={"global_batch_size": 1280})
     make(results / "study", runs)
     table, _, answer = claims.studies().rpartition("\n")
     assert table.startswith("| steps to a median of | `lars` |\n|---|---|\n")
