@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,8 @@ from reporting import figures, html, provenance, screen
 from reporting.markdown_table import table
 from reporting.rows import Row
 from reporting.runs import read_json
+
+OTHER_BATCH = "not comparable: other batch"  # said once, by the titles
 
 
 def write(path: Path, report: dict[str, Any], rows: Sequence[Row]) -> None:
@@ -51,8 +53,10 @@ def render(
         "",
         "## Verdict",
         "",
-        *(f"* {line}" for line in screen.verdict_lines(report["comparisons"])),
-        "",
+        *_by_batch(
+            [t for t in report["comparisons"] if not t["verdict"].startswith(OTHER_BATCH)],
+            screen.verdict_lines,
+        ),
         *_batches(report["batches"]),
         *_ladders(report["ladders"]),
         *(f"![{name.removesuffix('.svg')}]({name})\n" for name in pictures),
@@ -63,6 +67,21 @@ def render(
         *_failed(report),
     ]
     return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def _by_batch(
+    entries: Sequence[dict[str, Any]],
+    lines: Callable[[Sequence[dict[str, Any]]], Sequence[str]],
+) -> Iterator[str]:
+    """The entries' lines, those of each data set and batch size below a title of their own."""
+    groups: dict[tuple[Any, Any], list[dict[str, Any]]] = {}
+    for entry in entries:
+        groups.setdefault((entry["dataset"], entry["global_batch_size"]), []).append(entry)
+    for (dataset, batch), some in groups.items():
+        if len(groups) > 1:
+            yield f"{dataset}, batch {html.number(batch)}\n"
+        yield from (f"* {line}" for line in lines(some))
+        yield ""
 
 
 def _batches(tests: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -90,8 +109,7 @@ def _ladders(ladders: Sequence[dict[str, Any]]) -> Iterator[str]:
     if ladders:
         yield "## Budget ladders\n"
         yield "The smallest number of steps at which the median over seeds reaches the target.\n"
-        yield from (f"* {line}" for line in screen.ladder_lines(ladders))
-        yield ""
+        yield from _by_batch(ladders, screen.ladder_lines)
 
 
 def _runs(rows: Sequence[dict[str, Any]]) -> Iterator[str]:

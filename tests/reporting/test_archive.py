@@ -261,3 +261,16 @@ def test_without_a_file_asked_for_only_a_study_alone_is_written(tmp_path):
     assert report.main([str(study)]) == 0
     assert {"README.md", "report.json"} < {f.name for f in study.iterdir()}
     assert "* device: 1 x cpu on 1 host(s) of 2 core(s)\n" in (study / "README.md").read_text()
+
+
+def test_the_verdicts_of_a_batch_size_stand_below_its_title(tmp_path):
+    for batch, steps, gain in ((256, 64, 0.2), (1024, 16, -0.2)):
+        accuracies(tmp_path, "shampoo:digits", batch, steps, [0.7 + gain] * 10)
+        accuracies(tmp_path, "lars:digits", batch, steps, [0.7] * 10)
+    verdicts = page(tmp_path).partition("## Verdict\n")[2].partition("\n## ")[0]
+    _, small, large = verdicts.split("digits, batch ")
+    assert small.startswith("256\n")
+    assert large.startswith("1,024\n")
+    assert "shampoo:digits ends with higher final accuracy than lars:digits" in small
+    assert "lars:digits ends with higher final accuracy than shampoo:digits" in large
+    assert "other batch" not in verdicts
