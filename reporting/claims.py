@@ -47,7 +47,8 @@ def predicted() -> dict[str, str]:
 
 def studies() -> str:
     """Markdown: the steps that each optimizer needed, by study, and what the batch size changed."""
-    every = {name: _longest_ladders(report) for name, report in reports().items()}
+    committed = reports()
+    every = {name: _longest_ladders(report) for name, report in committed.items()}
     found = {name: ladders for name, ladders in every.items() if ladders}
     names = list(dict.fromkeys(_optimizer(ladder) for of in found.values() for ladder in of))
     rows = []
@@ -56,7 +57,7 @@ def studies() -> str:
         target = f"{100 * ladders[0]['target_accuracy']:g} % on {ladders[0]['dataset']}"
         rows.append([f"[{target}](results/{name}/README.md)", *(steps.get(n, "-") for n in names)])
     lines = markdown_table.table(("steps to a median of", *names), rows)
-    for name, report in reports().items():
+    for name, report in committed.items():
         if tests := report["batches"]:
             counts = collections.Counter(test["verdict"] for test in tests)
             said = ", ".join(f"{verdict} in {n}" for verdict, n in counts.most_common())
