@@ -122,7 +122,7 @@ def _time(seconds: float) -> datetime.timedelta:
 
 def seconds_left(runs: list[Progress]) -> float:
     """Of one worker: what is under way, and the median of the finished for each that waits."""
-    finished = [run.seconds for run in runs if run.status in ("done", "diverged")]
+    finished = [run.seconds for run in runs if run.status in ENDED]
     each = statistics.median(finished) if finished else 0.0
     waiting = sum(run.status in ("waiting", "stopped") for run in runs)
     return sum(run.seconds_left for run in runs if run.status == "running") + waiting * each
