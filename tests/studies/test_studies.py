@@ -37,9 +37,9 @@ def test_every_call_is_one_that_the_sweep_takes(name, tmp_path):
         path = tmp_path / f"batch_{batch:06d}" / "tuning" / "trials.json"
         choose_first(path, recipes, ["schedule.peak_learning_rate"])
     tuning, *rest = [planned(call) for call in plan.commands(study, tmp_path, 2)]
-    assert len(tuning) == len(recipes) * study.trials
-    assert {run.config().total_steps for run in tuning} == {study.total_steps}
     tuning_seeds = {run.seed for run in tuning}
+    assert len(tuning) == len(recipes) * study.trials * len(tuning_seeds)
+    assert {run.config().total_steps for run in tuning} == {study.total_steps}
     ladder = rest[: len(study.ladder)]
     for some, (optimizers, budgets, seeds) in zip(ladder, study.ladder, strict=True):
         first, last = map(int, seeds.split(":"))
