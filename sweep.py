@@ -254,7 +254,9 @@ def main(argv: Sequence[str]) -> int:
             worker.stop_all()
             return PREEMPTED
         if options.trials:
-            trials.write(options.out / "trials.json", asked, options.trials, options.search)
+            path = options.out / "trials.json"
+            table = trials.write(path, asked, options.trials, options.search)
+            print(*trials.told(table), f"--tuned={path} takes them", sep="\n", flush=True)
     return FAILED if queue.has_failures or queue.stopped else DONE
 
 

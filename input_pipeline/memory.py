@@ -12,6 +12,7 @@ import numpy as np
 
 from input_pipeline import damage, prepared, randomness, sharding
 from input_pipeline.host import tensorflow
+from input_pipeline.options import check_averaged
 from input_pipeline.prepared import shard_files
 
 LIMIT_BYTES = 256 * 2**20  # of decoded images, a split
@@ -90,10 +91,7 @@ def mean_pool(images: np.ndarray, image_size: int) -> np.ndarray:
     Raises ValueError unless H = W is a multiple of image_size.
     """
     n_images, height, width, n_channels = images.shape
-    if height != width or height % image_size:
-        raise ValueError(
-            f"dataset.image_size={image_size}: must divide the images' {height}x{width}"
-        )
+    check_averaged(image_size, height, width)
     if image_size == height:
         return images
     factor = height // image_size

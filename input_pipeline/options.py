@@ -76,6 +76,17 @@ CHOICES = {
 }
 
 
+def check_averaged(image_size: int, height: int, width: int) -> None:
+    """ValueError unless images of height x width can be averaged over squares to image_size."""
+    if height == width and height % image_size == 0:
+        return
+    sides = ", ".join(str(side) for side in range(height, 1, -1) if height % side == 0)
+    remedy = f"use one of {sides}" if height == width else "small sets need square images"
+    raise ValueError(
+        f"dataset.image_size={image_size}: must divide the images' {height}x{width}; {remedy}"
+    )
+
+
 def read_options(dataset: Mapping) -> Options:
     """Returns the options in a mapping; ValueError for keys and values that make no sense."""
     known = [field.name for field in fields(Options)]

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from etils import epath
 
 from input_pipeline import mlperf, prepared, tfds_metadata
-from input_pipeline.options import read_options
+from input_pipeline.options import check_averaged, read_options
 
 
 @dataclass(frozen=True)
@@ -157,8 +157,6 @@ def _with_image_size(spec: DatasetSpec, image_size: int | None, streamed: bool) 
     if image_size is None:
         return spec
     height, width, n_channels = spec.image_shape
-    if not streamed and (height != width or height % image_size):
-        raise ValueError(
-            f"dataset.image_size={image_size}: must divide the images' {height}x{width}"
-        )
+    if not streamed:
+        check_averaged(image_size, height, width)
     return replace(spec, image_shape=(image_size, image_size, n_channels))

@@ -51,7 +51,8 @@ def _factory(name: str) -> Callable[..., Any]:
     except (ImportError, AttributeError) as error:
         raise ValueError(
             f"optimizer.name={name}: cannot be imported ({error}); "
-            "give package.module:factory of something on the Python path"
+            "give package.module:factory of what is installed, lies in this folder, or in one that "
+            "PYTHONPATH names"
         ) from error
 
 

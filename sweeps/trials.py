@@ -12,7 +12,7 @@ import importlib
 import json
 import pathlib
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -73,11 +73,13 @@ def overrides(values: Mapping[str, float]) -> list[str]:
     return [f"--config.{field}={value}" for field, value in values.items()]
 
 
-def write(path: pathlib.Path, runs: Sequence[Run], n: int, fields: str | None = None) -> None:
+def write(
+    path: pathlib.Path, runs: Sequence[Run], n: int, fields: str | None = None
+) -> dict[str, Any]:
     """Writes trials.json: per recipe the ranges, every trial's values and results, the chosen one.
 
     Runs that are not finished have accuracy null; a trial's median counts them, and diverged ones,
-    as worse than any other.
+    as worse than any other. Returns what it wrote.
     """
     table = {}
     for recipe in {run.recipe: None for run in runs}:
@@ -95,6 +97,18 @@ def write(path: pathlib.Path, runs: Sequence[Run], n: int, fields: str | None = 
             "chosen": best["trial"] if best["median"] is not None else None,
         }
     files.write_json(epath.Path(path), table)
+    return table
+
+
+def told(table: Mapping[str, Any]) -> Iterator[str]:
+    """Says of each recipe which trial was chosen; its values are as the command line takes them."""
+    for recipe, of in table.items():
+        if of["chosen"] is None:
+            yield f"{recipe}: none of {len(of['trials'])} trials was finished, none is chosen"
+            continue
+        best = of["trials"][of["chosen"]]
+        accuracy, values = best["median"], " ".join(overrides(best["values"]))
+        yield f"{recipe}: trial {best['trial']} chosen, median accuracy {accuracy:.4f}: {values}"
 
 
 def results(runs: Sequence[Run]) -> dict[str, Any]:

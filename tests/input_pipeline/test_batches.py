@@ -225,8 +225,10 @@ def test_mean_pooling_averages_squares_to_the_nearest_integer():
     corner = sum(int(images[2, y, x, 0]) for y in (26, 27) for x in (0, 1)) / 4
     assert pooled.shape == (3, 14, 14, 1)
     assert abs(pooled[2, 13, 0, 0] - corner) <= 0.5
-    with pytest.raises(ValueError, match=r"image_size=13: must divide the images' 28x28"):
+    with pytest.raises(ValueError, match=r"divide the images' 28x28; use one of 28, 14, 7, 4, 2$"):
         memory.mean_pool(images, 13)
+    with pytest.raises(ValueError, match=r"divide the images' 14x28; small sets need square images"):
+        memory.mean_pool(images[:, :14], 14)
 
 
 @pytest.mark.parametrize(

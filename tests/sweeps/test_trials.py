@@ -93,7 +93,7 @@ def test_the_best_median_is_chosen_and_everything_is_published(tmp_path):
         for run, correct in zip(some, row, strict=True):
             finish(run, correct)
         made += some
-    trials.write(tmp_path / "trials.json", made, 4)
+    written = trials.write(tmp_path / "trials.json", made, 4)
     table = json.loads((tmp_path / "trials.json").read_text())["lars:smoke"]
     assert [t["median"] for t in table["trials"]] == [0.6, 0.7, None, 0.4]
     assert [t["values"] for t in table["trials"]] == points
@@ -106,6 +106,15 @@ def test_the_best_median_is_chosen_and_everything_is_published(tmp_path):
     }
     chosen = trials.chosen(tmp_path / "trials.json", "lars:smoke")
     assert sorted(chosen) == sorted(trials.overrides(points[1]))
+    [line] = trials.told(written)
+    assert line.startswith("lars:smoke: trial 1 chosen, median accuracy 0.7000: --config.")
+    assert sorted(line.split()[7:]) == sorted(chosen)
+
+
+def test_where_no_trial_was_finished_none_is_chosen_and_that_is_said(tmp_path):
+    made = runs.plan_runs("lars:smoke", [3], tmp_path, [], trials.group(0))
+    [line] = trials.told(trials.write(tmp_path / "trials.json", made, 1))
+    assert line == "lars:smoke: none of 1 trials was finished, none is chosen"
 
 
 def test_trials_then_a_ladder_with_what_they_chose(tmp_path, capsys):
