@@ -170,8 +170,8 @@ def _median_bar(ax: Axes, y: int, row: Row, colour: str) -> None:
 
 
 def learning_rates(rows: Sequence[Row]) -> str | None:
-    """Returns the learning rate over steps, one line a recipe."""
-    return _metric(rows, "learning_rate", "learning rate")
+    """Returns the learning rate over steps, one line a recipe; their peaks lie decades apart."""
+    return _metric(rows, "learning_rate", "learning rate", scale="log")
 
 
 def training_loss(rows: Sequence[Row]) -> str | None:
@@ -184,7 +184,7 @@ def counter(rows: Sequence[Row], column: str) -> str | None:
     return _metric(rows, column, column)
 
 
-def _metric(rows: Sequence[Row], column: str, label: str) -> str | None:
+def _metric(rows: Sequence[Row], column: str, label: str, scale: str = "linear") -> str | None:
     drawn = [(row, metrics.median_over_runs(row, column)) for row in largest_budgets(rows)]
     lines = [(row, line) for row, line in drawn if line is not None]
     if not lines:
@@ -192,6 +192,7 @@ def _metric(rows: Sequence[Row], column: str, label: str) -> str | None:
     with plt.rc_context(STYLE):
         figure, ax = axes("step", label)
         figure.set_figheight(2.6)
+        ax.set_yscale(scale)
         for row, (steps, values) in lines:
             colour, dash = styles(rows)[row.name]
             ax.plot(steps, values, dash, color=colour, label=row.name)

@@ -176,10 +176,14 @@ def _chosen(recipe: str, found: Mapping[str, Any]) -> list[str]:
 
 
 def _cost(rows: Sequence[Row]) -> Iterator[str]:
+    rows = [row for row in rows if row.first.kind == "run"]  # a log does not say
+    if not rows:
+        return
     yield "## Cost\n"
-    yield f"{html.COST}\n"
+    n_runs, hours = sum(len(row.runs) for row in rows), provenance.cpu_hours(rows)
+    yield f"{n_runs:,} runs, {hours:.1f} CPU-hours together, tuning not counted. {html.COST}\n"
     lines = []
-    for row in (row for row in rows if row.first.kind == "run"):
+    for row in rows:
         cost = provenance.cost(row)
         numbers = [html.number(cost[key], 1) for key in ("cpu", "train", "images_per_second")]
         batch, steps = html.number(row.first.global_batch_size), str(row.first.total_steps)

@@ -77,6 +77,12 @@ def cost(row: Row) -> dict[str, float | None]:
     }
 
 
+def cpu_hours(rows: Sequence[Row]) -> float:
+    """Returns the CPU-hours of all runs together, of those that recorded them."""
+    seconds = [_seconds(run.record, "cpu") for row in rows for run in row.runs]
+    return sum(s for s in seconds if s is not None) / 3600
+
+
 def _seconds(record: Mapping[str, Any], key: str) -> float | None:
     seconds = record.get("seconds")
     value = seconds.get(key) if isinstance(seconds, Mapping) else None

@@ -227,7 +227,9 @@ def test_mean_pooling_averages_squares_to_the_nearest_integer():
     assert abs(pooled[2, 13, 0, 0] - corner) <= 0.5
     with pytest.raises(ValueError, match=r"divide the images' 28x28; use one of 28, 14, 7, 4, 2$"):
         memory.mean_pool(images, 13)
-    with pytest.raises(ValueError, match=r"divide the images' 14x28; small sets need square images"):
+    with pytest.raises(
+        ValueError, match=r"divide the images' 14x28; small sets need square images"
+    ):
         memory.mean_pool(images[:, :14], 14)
 
 

@@ -174,7 +174,16 @@ def test_tasks_of_one_batch_size_have_figures_of_their_own(tmp_path):
 def test_a_page_of_logs_that_tell_little(tmp_path):
     lines = log_files.log_lines({}, [0.5, 0.76], 100.0)
     (tmp_path / "result_0.txt").write_text("\n".join(lines))
-    assert "| ? | 1 | 1/1 | 0 | not known | not measured | - |" in page(tmp_path)
+    text = page(tmp_path)
+    assert "| ? | 1 | 1/1 | 0 | not known | not measured | - |" in text
+    assert "## Cost" not in text
+
+
+def test_the_page_adds_up_what_its_runs_cost(tmp_path):
+    for seed, cpu in enumerate((3600.0, 1800.0, None)):
+        seconds = {"train": 5.0} | ({} if cpu is None else {"cpu": cpu})
+        write_run(tmp_path, "lars:digits", seed, record={"seconds": seconds})
+    assert "3 runs, 1.5 CPU-hours together, tuning not counted." in page(tmp_path)
 
 
 @pytest.mark.parametrize(
