@@ -51,8 +51,8 @@ BATCHES = "Does Shampoo's advantage in final accuracy, after as many examples, g
 POWER = (
     "Seeds per recipe that would show x % fewer steps with 80 % power in a two-sided rank test at "
     "5 %, if the other recipe spreads alike; a normal approximation, up to two too many below ten: "
-    "it says 6 even where no run of one comes near one of the other. From the runs that reached the "
-    "target."
+    "it says 6 even where no run of one comes near one of the other. From the runs that reached "
+    "the target."
 )
 COST = "Medians over runs. Wall seconds on a shared machine say little; compare them within a row."
 
