@@ -45,19 +45,19 @@ def main(argv: Sequence[str]) -> int:
             done = subprocess.run([sys.executable, ROOT / "sweep.py", *command], check=False)
             if done.returncode:
                 return done.returncode
-    if not options.dry_run:
-        keep(out, results)
-    return 0
+    if options.dry_run:
+        return 0
+    keep(out, results)
+    return report.main([str(results)])
 
 
 def keep(out: pathlib.Path, results: pathlib.Path) -> None:
-    """Writes the small files of the study from its runs."""
+    """Copies what is small of the study's runs: all trials, and each run's record and curve."""
     results.mkdir(parents=True, exist_ok=True)
     for trials in sorted(out.glob("**/trials.json")):
         name = "_".join(["trials", *trials.relative_to(out).parts[:-2]])
         (results / f"{name}.json").write_bytes(trials.read_bytes())
     archive.write(results / archive.NAME, out, without="tuning")
-    report.make_report([results], results / "report.json", markdown_path=results / "README.md")
 
 
 if __name__ == "__main__":

@@ -11,8 +11,10 @@ import pytest
 import report
 import sweep
 from configs import command_line
+from reporting import archive
 from studies import __main__ as studies
 from studies import plan
+from tests.reporting.run_folders import write_run
 
 
 def planned(arguments):
@@ -24,7 +26,8 @@ def choose_first(path, recipes, fields):
     """A trials.json as the tuning would leave it; its one trial has distinct values."""
     path.parent.mkdir(parents=True, exist_ok=True)
     values = dict.fromkeys(fields, 0.25)
-    table = {r: {"chosen": 0, "trials": [{"trial": 0, "values": values}]} for r in recipes}
+    trial = {"trial": 0, "values": values, "final_accuracy": {"1000": 0.5}, "median": 0.5}
+    table = {r: {"chosen": 0, "trials": [trial]} for r in recipes}
     path.write_text(json.dumps(table))
 
 
@@ -99,6 +102,23 @@ def test_the_committed_page_is_that_of_the_committed_runs(name, tmp_path, monkey
     assert report.main([str(here)]) == 0
     made = {file.name: file.read_text() for file in here.iterdir()}
     assert made == {file.name: file.read_text() for file in committed.iterdir()}
+
+
+def test_a_study_keeps_all_trials_its_page_and_its_runs_but_for_those_of_the_tuning(
+    tmp_path, monkeypatch
+):
+    out, results = tmp_path / "out", tmp_path / "results"
+    for batch in ("", "batch_000768"):
+        write_run(out / batch / "tuning", "lars:digits", 1000)
+        choose_first(out / batch / "tuning" / "trials.json", [f"lars:{batch}"], [])
+    write_run(out / "ladder", "lars:digits", 3)
+    done = subprocess.CompletedProcess((), 0)
+    monkeypatch.setattr(subprocess, "run", lambda command, check: done)
+    assert studies.main(["digits", f"--out={out}", f"--results={results}"]) == 0
+    kept = {file.name: file for file in results.iterdir()}
+    assert list(json.loads(kept["trials_batch_000768.json"].read_text())) == ["lars:batch_000768"]
+    assert [run.seed for run in archive.read(kept["runs.json"])] == [3]
+    assert {"trials.json", "README.md", "report.json", "curves_640.svg"} < set(kept)
 
 
 def test_a_sweep_that_is_stopped_stops_the_study(tmp_path, monkeypatch):
