@@ -141,9 +141,13 @@ def ordered(
         examples = examples.cache()  # filled in the first epoch, shared by all
 
     def one_epoch(epoch):
+        # tf.data keeps a seed's remainder by 2**31 - 1 alone, so (seed, epoch) must be mixed.
+        order = tf.random.stateless_uniform(
+            [], tf.stack([tf.constant(seed, tf.int64), epoch]), 0, 2**31 - 1, tf.int64, "philox"
+        )
         shuffled = examples.shuffle(
             min(options.shuffle_buffer_examples, shard[1] - shard[0]),  # it is allocated at once
-            seed=seed * EPOCHS + epoch,
+            seed=order,
             reshuffle_each_iteration=False,
         )
         return shuffled.map(as_written(_in_epoch(epoch)))
@@ -234,7 +238,7 @@ def _blanked(examples: Dataset, bad: list[damage.BadExample]) -> Dataset:
 
 
 def _without(bad: list[damage.BadExample], batch: Batch, decode: Callable[[dict], dict]) -> Batch:
-    """Gives the places of bad examples to the nearest good one before them in the batch.
+    """Gives the place of a bad example to the nearest good one before it, else to the last.
 
     An image that is cut short fails only where its crop reaches the missing part. So each use is
     tried, whatever earlier ones gave: else a batch would depend on where the run was started.

@@ -31,11 +31,11 @@ def train(directory, first_step=0, n_batches=6, host=(0, 1), **chosen):
     return list(itertools.islice(batches, n_batches))
 
 
-def ordered(directory, shard):
+def ordered(directory, shard, seed=0):
     """The examples of a shard in the order of training, not yet decoded."""
     found = spec.locate("imagenet2012", str(directory))
     assert found is not None
-    return stream.ordered(found, Options(**options(directory)), 0, shard, 0, [], named=True)
+    return stream.ordered(found, Options(**options(directory)), seed, shard, 0, [], named=True)
 
 
 def assert_same(batches, others):
@@ -76,6 +76,16 @@ def test_an_epoch_shows_every_example_once_and_the_next_in_another_order(imagene
     epochs = [[name for epoch, name in shown if epoch == e] for e in (0, 1)]
     assert sorted(epochs[0]) == sorted(epochs[1]) == sorted(miniature.train_images())
     assert epochs[0] != epochs[1]
+
+
+def test_no_two_seeds_share_an_order_in_any_epoch(imagenet_dir):
+    """tf.data reduces a shuffle's seed: 2 seed + epoch would give seed 1 the orders of seed 0."""
+    orders = set()
+    for seed in range(4):
+        examples = list(ordered(imagenet_dir, (0, N_TRAIN), seed).take(6 * N_TRAIN))
+        names = [example["id"].numpy() for example in examples]
+        orders |= {tuple(names[e * N_TRAIN : (e + 1) * N_TRAIN]) for e in range(6)}
+    assert len(orders) == 24
 
 
 def test_every_epoch_crops_anew(imagenet_dir):
