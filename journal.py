@@ -21,6 +21,7 @@ import workdir as files
 from configs.plan import Plan
 from input_pipeline.host import tensorflow
 
+AVERAGED = ("loss", "accuracy", "skipped")  # the step's own; the optimizer's are of its state
 TIMING_HEADER = ("step", "train_seconds", "eval_seconds", "images_per_second")
 
 
@@ -38,7 +39,8 @@ class Record:
 
     Attributes:
       curve: [step, n_correct, n_seen, loss] of every evaluation.
-      metrics: one {step, learning_rate, loss, ...} a logging interval, means over its steps.
+      metrics: one {step, learning_rate, loss, ...} a logging interval: loss, accuracy and skipped
+        are means over its steps, all else is that of its last one.
       timing: rows of timing.csv; seconds are cumulative.
       init_seconds, train_seconds, eval_seconds: spent in this run, interruptions not counted.
       cpu_seconds: of the host's cores, all of the above together.
@@ -130,6 +132,7 @@ class Journal:
         record = self.record
         hit_before = self.steps_to_target is not None
         record.eval_seconds += time.monotonic() - self.since
+        self.since = time.monotonic()  # what is written below belongs to the training after it
         record.curve.append([point.step, point.n_correct, point.n_seen, point.loss])
         self.curve.append(point)
         epoch = mlperf_log.epoch_of(point.step, self.plan)
@@ -147,7 +150,6 @@ class Journal:
             f"step {point.step:>5}  evaluation: {point.n_correct} of {point.n_seen} right, "
             f"accuracy {point.accuracy:.4f}{hit}"
         )
-        self.since = time.monotonic()
 
     def has_evaluated(self, step: int) -> bool:
         return any(point.step == step for point in self.curve)
@@ -208,7 +210,8 @@ class Journal:
                 self.divergence = {"step": i, "metric": "skipped" if finite else "loss"}
                 break
         row = {"step": step, "learning_rate": float(self.learning_rates[step - 1])}
-        row |= {key: float(np.mean([m[key] for m in fetched])) for key in fetched[0]}
+        row |= {key: float(np.mean([m[key] for m in fetched])) for key in AVERAGED}
+        row |= {key: float(last) for key, last in fetched[-1].items() if key not in AVERAGED}
         record.metrics.append(row)
         rate = n * self.plan.global_batch_size / elapsed
         record.timing.append(

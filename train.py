@@ -212,6 +212,9 @@ def run(
         first_step=step,
         **here,
     )
+    eval_batches = input_pipeline.eval_batches(
+        dataset, device_batch_size=plan.device_eval_batch_size, **here
+    )
 
     with Signals() as signals:
         compile_steps(program, initial, plan, image)
@@ -219,9 +222,6 @@ def run(
         journal.start(init_seconds=time.monotonic() - began)
         while True:
             if step in plan.eval_steps and not journal.has_evaluated(step):
-                eval_batches = input_pipeline.eval_batches(
-                    dataset, device_batch_size=plan.device_eval_batch_size, **here
-                )
                 sums = evaluator.count(program.eval_step, state, signals.while_quiet(eval_batches))
                 if not signals.noted:
                     journal.record_evaluation(evaluator.total(sums, step, plan.n_eval_examples))
@@ -259,6 +259,11 @@ def restored(
     hosts.agree({"checkpoint": None if found is None else int(found[0].step)})
     if found is None:
         return initial, Record()
+    if set(found[1]) != {field.name for field in dataclasses.fields(Record)}:
+        raise ValueError(
+            f"workdir={checkpoints.directory.parent}: its checkpoints are of another version of "
+            "the code; give another workdir, or remove this one"
+        )
     state, record = found[0], Record(**found[1])
     if record.n_hosts != hosts.count() and not config.allow_host_count_change:
         raise ValueError(

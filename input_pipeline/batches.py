@@ -1,6 +1,8 @@
 """Batches for training and evaluation, shaped for the local devices."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -92,11 +94,13 @@ def eval_batches(
     host_index: int,
     n_hosts: int,
     n_local_devices: int,
-) -> Iterator[Batch]:
-    """Yields every evaluation example exactly once over all hosts; each host as many batches.
+) -> Iterable[Batch]:
+    """Every evaluation example exactly once over all hosts; each host as many batches.
 
-    Yields:
-      As `train_batches`, with b = device_batch_size; mask False marks padding; flip all False.
+    Returns:
+      What may be iterated over again: the data set is opened and looked through now, not at every
+      evaluation, which is timed. Batches as of `train_batches`, with b = device_batch_size; mask
+      False marks padding; flip all False.
 
     Raises:
       ValueError: as `train_batches`.
@@ -113,13 +117,14 @@ def eval_batches(
     n_batches = sharding.n_eval_batches(n_examples, host_batch_size, n_hosts)
     image_size = _image_size(options, found)
     empty = np.zeros((0, image_size, image_size, 3), options.numpy_image_dtype)
-    batches: Iterator[Batch] = iter(())
+    begin: Callable[[], Iterator[Batch]] = partial(iter, ())
     if memory.fits(found):
         images, labels = (array[slice(*shard)] for array in memory.load(found, split, image_size))
         empty = images[:0]
-        batches = memory.eval_batches(images, labels, host_batch_size=host_batch_size)
+        begin = partial(memory.eval_batches, images, labels, host_batch_size=host_batch_size)
     elif shard[0] < shard[1]:  # else more hosts than examples: this one has padding only
-        batches = stream.eval_batches(
+        begin = partial(
+            stream.eval_batches,
             found,
             options,
             split=split,
@@ -127,8 +132,22 @@ def eval_batches(
             host_batch_size=host_batch_size,
             image_size=image_size,
         )
-    padded = _padded(batches, n_batches, host_batch_size, empty)
-    return (_over_devices(_checked(batch, found), n_local_devices) for batch in padded)
+
+    def batches() -> Iterator[Batch]:
+        for batch in _padded(begin(), n_batches, host_batch_size, empty):
+            yield _over_devices(_checked(batch, found), n_local_devices)
+
+    return Again(batches)
+
+
+@dataclass(frozen=True)
+class Again:
+    """Items that can be iterated over any number of times, each time from the beginning."""
+
+    begin: Callable[[], Iterator[Batch]]
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self.begin()
 
 
 def _padded(

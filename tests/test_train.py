@@ -17,7 +17,10 @@ import evaluator
 import mlperf_log
 import train
 from configs import command_line
+from configs import plan as plans
+from input_pipeline.batches import Again
 from interruption import Preempted
+from journal import Journal, Record
 
 RUN_JSON = {  # the contract's keys
     "recipe": str,
@@ -135,6 +138,23 @@ def test_divergence_is_a_result(config, tmp_path):
     assert float(rows(tmp_path / "metrics.csv")[-1]["skipped"]) > 0
 
 
+def test_metrics_are_means_of_the_steps_own_and_the_last_of_the_optimizers(config, tmp_path):
+    """Its counters count from step 0: a mean over an interval would lag, and be no count."""
+    loaded = config("--config.total_steps=4", "--config.log_every_steps=2")
+    sizes = {"n_train_examples": 1437, "n_eval_examples": 360, "n_devices": 1, "n_hosts": 1}
+    plan = plans.make_plan(loaded, **sizes)
+    journal = Journal(loaded, plan, epath.Path(tmp_path), lambda step: 0.5, Record())
+    journal.start(init_seconds=1.0)
+    for step, (loss, count) in enumerate([(4.0, 1), (2.0, 3), (1.0, 3), (0.5, 8)], start=1):
+        own = {"loss": loss, "accuracy": 0.5, "skipped": step % 2}
+        journal.record_step(step, {**own, "shampoo_failed_roots": np.int32(count)})
+    journal.close(4)
+    written = [{k: float(v) for k, v in row.items()} for row in rows(tmp_path / "metrics.csv")]
+    assert [row["shampoo_failed_roots"] for row in written] == [3, 8]
+    assert [row["loss"] for row in written] == [3.0, 0.75]
+    assert [row["skipped"] for row in written] == [0.5, 0.5]
+
+
 def test_complete_run_is_not_run_again(config, tmp_path, monkeypatch):
     first = train.train_and_evaluate(config(), str(tmp_path))
     before = contents(tmp_path)
@@ -229,13 +249,17 @@ def signal_at(monkeypatch, name, n, number=signal.SIGTERM):
     original = getattr(train.input_pipeline, name)
     seen = iter(range(1, 10**6))
 
-    def watched(*args, **options):
-        for batch in original(*args, **options):
+    def watched(batches):
+        for batch in batches:
             if next(seen) == n:
                 os.kill(os.getpid(), number)
             yield batch
 
-    monkeypatch.setattr(train.input_pipeline, name, watched)
+    def found(*args, **options):
+        batches = original(*args, **options)
+        return watched(batches) if batches is iter(batches) else Again(partial(watched, batches))
+
+    monkeypatch.setattr(train.input_pipeline, name, found)
 
 
 OPTIMIZERS = {
@@ -329,6 +353,18 @@ def test_the_users_interruption_is_a_result_and_can_be_continued(
         assert train.train_and_evaluate(load(), str(tmp_path)).status == "aborted"
     assert train.train_and_evaluate(load(), str(tmp_path)).status == "done"
     assert (tmp_path / "curve.csv").read_bytes() == (reference / "curve.csv").read_bytes()
+
+
+def test_checkpoint_of_another_version_of_the_code_is_one_line(undisturbed, tmp_path, monkeypatch):
+    load, _ = undisturbed
+    as_record = Journal.as_record
+    with monkeypatch.context() as patch:
+        signal_at(patch, "train_batches", 3)
+        patch.setattr(Journal, "as_record", lambda self, step: as_record(self, step) | {"more": 1})
+        with pytest.raises(Preempted):
+            train.train_and_evaluate(load(), str(tmp_path))
+    with pytest.raises(ValueError, match=r"checkpoints are of another version of the code; give"):
+        train.train_and_evaluate(load(), str(tmp_path))
 
 
 def test_checkpoint_of_another_dtype_is_refused(undisturbed):

@@ -71,6 +71,17 @@ def test_missing_shard(copied):
         train(copied[0])  # before training, although evaluation needs it
 
 
+def test_an_evaluation_does_not_look_through_the_files_again(copied, monkeypatch):
+    """Thousands of files of a bucket, within the seconds that are reported."""
+    batches = input_pipeline.eval_batches(
+        options(copied[0]), device_batch_size=4, host_index=0, n_hosts=1, n_local_devices=1
+    )
+    monkeypatch.setattr(prepare, "ensure", None)  # were it called, this would fail
+    first, second = ([batch["image"] for batch in batches] for _ in range(2))
+    assert len(first) == 3
+    np.testing.assert_array_equal(first, second)
+
+
 def test_zero_byte_shard(copied):
     (copied[1] / TRAIN_SHARD).write_bytes(b"")
     with told(TRAIN_SHARD, "is empty; copy or prepare"):
