@@ -83,15 +83,27 @@ def accuracy_curves(rows: Sequence[Row]) -> str | None:
         figure, ax = axes("step", "accuracy")
         for row in rows:
             colour, dash = styles(rows)[row.name]
-            steps = sorted({p.step for run in row.runs for p in run.curve})
-            values = [[p.accuracy for r in row.runs for p in r.curve if p.step == s] for s in steps]
-            quartiles = np.array([np.quantile(v, [0.25, 0.5, 0.75]) for v in values]).T
+            steps, quartiles = accuracy_quartiles(row)
             label = f"{row.name}, {row.first.total_steps or '?'} steps, n = {row.n}"
             ax.plot(steps, quartiles[1], dash, color=colour, label=label)
             ax.fill_between(steps, quartiles[0], quartiles[2], color=colour, alpha=0.2, linewidth=0)
         _target_line(ax, rows[0])
         ax.legend(frameon=False, fontsize=8, loc="best")
         return svg(figure)
+
+
+def accuracy_quartiles(row: Row) -> tuple[list[int], np.ndarray]:
+    """Returns (steps, [3, k] quartiles of the accuracy over the runs evaluated there).
+
+    A diverged run stays in, at 0 from its end on: else the curve would be that of the others.
+    """
+    curves = [{p.step: p.accuracy for p in run.curve} for run in row.runs]
+    steps = sorted(set().union(*curves))
+    for run, curve in zip(row.runs, curves, strict=True):
+        if run.status == "diverged":
+            curve |= {step: 0.0 for step in steps if step > max(curve, default=0)}
+    values = [[curve[step] for curve in curves if step in curve] for step in steps]
+    return steps, np.array([np.quantile(v, [0.25, 0.5, 0.75]) for v in values]).T
 
 
 def _target_line(ax: Axes, row: Row) -> None:

@@ -83,6 +83,8 @@ def compare(a: Sequence[Row], b: Sequence[Row]) -> dict[str, Any]:
     target = a[0].first.target_accuracy
     (seeds_a, x), (seeds_b, y) = _accuracies(a), _accuracies(b)
     n = [len(x), len(y)]
+    if any(len(row.finals()) < row.n for row in (*a, *b)):
+        return {"n": n, "verdict": "not comparable: not every run ended its budget"}
     if min(n) < 2:
         return {"n": n, "verdict": f"not tested: n = {min(n)} seeds that ran every budget"}
     paired = seeds_a == seeds_b and len(seeds_a) >= inference.MIN_PAIRS

@@ -9,7 +9,7 @@ import pytest
 from log_files import write_shampoo
 from run_folders import write_run
 
-from reporting import collect, document, html
+from reporting import collect, document, figures, html
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
@@ -95,3 +95,16 @@ def test_the_page_fits_its_window_in_a_browser(width, study, tmp_path):
     assert shown[0] == shown[1]
     assert int(shown[0]) >= 8
     assert 'data-wide="false"' in dom
+
+
+def test_a_diverged_run_stays_in_the_curves_as_the_worst(tmp_path):
+    for seed, counts in enumerate(((500, 900), (600, 950), (700, 990))):
+        write_run(tmp_path, "lars:digits", seed, counts)
+    for seed in (3, 4):
+        write_run(tmp_path, "lars:digits", seed, (400,), status="diverged",
+                  record={"total_steps": 32})  # fmt: skip
+    (row,) = document.build(*collect.collect([tmp_path]))[1]
+    steps, quartiles = figures.accuracy_quartiles(row)
+    assert steps == [16, 32]
+    np.testing.assert_allclose(quartiles[:, 0], [0.4, 0.5, 0.6])
+    np.testing.assert_allclose(quartiles[:, 1], [0.0, 0.9, 0.95])

@@ -188,7 +188,9 @@ def ladder(tmp_path, recipe, steps_needed, n, noise=0.0):
     rng = np.random.default_rng(len(recipe))
     for budget in (32, 48, 64, 80, 96):
         for seed in range(n):
-            final = 970 + round(60 * np.log(budget / steps_needed) + noise * rng.normal())
+            final = min(
+                970 + round(60 * np.log(budget / steps_needed) + noise * rng.normal()), 1000
+            )
             write_run(tmp_path, recipe, seed, (300, final), eval_every_steps=budget // 2)
 
 
@@ -343,3 +345,19 @@ def test_the_power_of_a_row_follows_from_its_spread(tmp_path):
     steps = np.array([48, 64, 80] * 3 + [48.0])
     assert row["power"]["log_sd"] == pytest.approx(np.std(np.log(steps), ddof=1))
     assert list(row["power"]["seeds"]) == ["5 %", "10 %", "20 %", "31 %"]
+
+
+def test_a_ladder_is_not_decided_among_the_runs_that_ended_alone(tmp_path):
+    """The aborted one may have been the worst; measure B refuses it, too."""
+    ladder(tmp_path, "lars:digits", 80, 10)
+    ladder(tmp_path, "shampoo:digits", 56, 10)
+    (test,) = report_on(tmp_path)["comparisons"]
+    assert test["verdict"] == "more steps"
+    (file,) = tmp_path.glob("shampoo:digits/steps_0032/seed_0009/run.json")
+    record = json.loads(file.read_text())
+    file.write_text(json.dumps(record | {"status": "aborted", "final_accuracy": None}))
+    curve = file.with_name("curve.csv")
+    curve.write_text("\n".join([*curve.read_text().splitlines()[:2], ""]))
+    (test,) = report_on(tmp_path)["comparisons"]
+    assert test["measure"] == "ladder"
+    assert test["verdict"] == "not comparable: not every run ended its budget"
