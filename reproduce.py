@@ -29,7 +29,7 @@ from sweeps import attempt, budgets, runs, several_hosts
 RECIPES = "lars:mlperf_v07 nesterov:nado shampoo:readme"
 PLANS = pathlib.Path(__file__).parent / "results" / "pod_plan"
 DONE, FAILED, USER_ERROR, PREEMPTED = 0, 1, 2, 75
-TRIAL_STEPS = 3
+REHEARSAL_STEPS = 3
 
 
 def arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -58,25 +58,24 @@ def arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
 
 
 def preflight(options: argparse.Namespace, overrides: Sequence[str], facts: str) -> list[str]:
-    n_seeds = len(runs.parse_seeds(options.seeds))
     return [
         *("-m", "launch.preflight", f"--recipes={options.recipes}", f"--out={options.out}"),
-        *(f"--devices={options.devices}", f"--n_seeds={n_seeds}", f"--facts={facts}"),
+        *(f"--devices={options.devices}", f"--seeds={options.seeds}", f"--facts={facts}"),
         *(["--subset"] if options.subset else []),
         *several_hosts.joining_flags(options),
         *overrides,
     ]
 
 
-def trials(options: argparse.Namespace, overrides: Sequence[str]) -> Iterator[list[str]]:
+def rehearsals(options: argparse.Namespace, overrides: Sequence[str]) -> Iterator[list[str]]:
     """A run of three steps for each recipe; its folder is none that the report would look into."""
     for recipe in runs.parse_recipes(options.recipes):
         yield [
             *("main.py", f"--config={command_line.recipe_path(recipe)}"),
-            f"--workdir={options.out}/.trial/{recipe}",
+            f"--workdir={options.out}/.rehearsal/{recipe}",
             *several_hosts.joining_flags(options),
             *overrides,
-            *budgets.stretched(command_line.load(recipe, overrides), TRIAL_STEPS),
+            *budgets.stretched(command_line.load(recipe, overrides), REHEARSAL_STEPS),
         ]
 
 
@@ -124,7 +123,7 @@ def predicted(options: argparse.Namespace) -> Iterator[str]:
     """Lines: the estimated hours of all runs, of the recipes that results/pod_plan has."""
     plans = [json.loads(file.read_text()) for file in sorted(PLANS.glob("*.json"))]
     found = predict.predictions(plans) if plans else []
-    seconds = {one.recipe: one.anchored_seconds for one in found}
+    seconds = {one.recipe: s for one in found if (s := one.anchored_seconds) is not None}
     n_seeds = len(runs.parse_seeds(options.seeds))
     for recipe in runs.parse_recipes(options.recipes):
         if recipe in seconds:
@@ -144,8 +143,8 @@ def reproduced(options: argparse.Namespace, overrides: Sequence[str]) -> int:
         if status := call(preflight(options, overrides, str(facts))):
             return status
         is_first = json.loads(facts.read_text())["host"] == 0
-    for trial in trials(options, overrides):
-        if status := call(trial):
+    for rehearsal in rehearsals(options, overrides):
+        if status := call(rehearsal):
             return status
     status = call(sweep(options, overrides))
     if is_first and status in (DONE, FAILED):
@@ -162,7 +161,7 @@ def main(argv: Sequence[str]) -> int:
         return USER_ERROR
     if options.dry_run:
         first = preflight(options, overrides, "FACTS")
-        for command in (first, *trials(options, overrides), sweep(options, overrides)):
+        for command in (first, *rehearsals(options, overrides), sweep(options, overrides)):
             print(shlex.join(["python", *command]))
         print(shlex.join(["python", *report(options)]))
         print("\n".join(predicted(options)))

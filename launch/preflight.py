@@ -72,7 +72,7 @@ def check_data(config: ConfigDict, is_subset: bool) -> DatasetSpec:
 
 
 def check_disk(out: str, needed_gib: float) -> None:
-    """Raises ValueError if a local OUT has less room than all runs need; a bucket has room."""
+    """Raises ValueError if a local OUT has less room than the runs that are left need."""
     if "://" in out:
         return
     folder = pathlib.Path(out).absolute()
@@ -82,7 +82,7 @@ def check_disk(out: str, needed_gib: float) -> None:
     if free_gib < needed_gib:
         raise ValueError(
             f"out={out}: {free_gib:.1f} GiB free, {needed_gib:.1f} GiB needed for the checkpoints "
-            "of all runs; make room, or keep fewer with --config.keep_checkpoints=1"
+            "of the runs that are left; make room, or keep fewer with --config.keep_checkpoints=1"
         )
 
 
@@ -118,7 +118,11 @@ def check(options: Any, overrides: Sequence[str]) -> dict[str, Any]:
         configs = [command_line.load(recipe, overrides) for recipe in recipes]
         specs = [check_data(config, options.subset) for config in configs]
     with hosts.all_or_none():
-        needed_gib = options.n_seeds * sum(map(run_gib, configs, specs))
+        seeds, out = runs.parse_seeds(options.seeds), pathlib.Path(options.out)
+        needed_gib = 0.0
+        for recipe, config, spec in zip(recipes, configs, specs, strict=True):
+            planned = runs.plan_runs(recipe, seeds, out, overrides)
+            needed_gib += run_gib(config, spec) * sum(not run.is_complete() for run in planned)
         check_disk(options.out, needed_gib)
     return {
         "host": jax.process_index(),
@@ -138,7 +142,7 @@ def main(argv: Sequence[str]) -> int:
     ):
         flags.DEFINE_string(name, None, text, required=True, flag_values=values)
     flags.DEFINE_integer("devices", 256, "devices in all", flag_values=values)
-    flags.DEFINE_integer("n_seeds", 1, "runs of each recipe", flag_values=values)
+    flags.DEFINE_string("seeds", "0", "as sweep.py's", flag_values=values)
     flags.DEFINE_boolean("subset", False, "accept a part of the data set", flag_values=values)
     overrides = [a for a in argv if a.startswith("--config.")]
     try:

@@ -3,7 +3,6 @@
 Writes a JSON for each, then the page and its figure. --page writes only the latter anew.
 """
 
-import argparse
 import json
 import pathlib
 import sys
@@ -11,7 +10,8 @@ from collections.abc import Sequence
 
 import pod_plan
 from configs import command_line
-from pod import document, summary, topologies
+from one_line_parser import OneLineParser
+from pod import document, predict, summary, topologies
 
 RECIPES = (
     "lars:mlperf_v07",
@@ -23,26 +23,35 @@ RECIPES = (
 )
 
 
+def folder(topology: str) -> pathlib.Path:
+    """Where the plans of a topology lie: what is predicted elsewhere is of the published one's."""
+    plans = pathlib.Path("results/pod_plan")
+    return plans if topology == predict.PUBLISHED_TOPOLOGY else plans / topology.replace(":", "_")
+
+
 def main(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m pod", description=__doc__.split("\n")[0])
-    parser.add_argument("--topology", default="v3:16x8")
-    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("results/pod_plan"))
+    parser = OneLineParser(prog="python -m pod", description=__doc__.split("\n")[0])
+    parser.add_argument("--topology", default=predict.PUBLISHED_TOPOLOGY)
+    parser.add_argument(
+        "--out", type=pathlib.Path, help="results/pod_plan; of another topology, a folder there"
+    )
     parser.add_argument("--recipes", nargs="+", default=RECIPES, choices=RECIPES)
     parser.add_argument("--page", action="store_true", help="only the page, of the plans there")
     options = parser.parse_args(argv)
     try:
         topology = topologies.parse(options.topology)
-        options.out.mkdir(parents=True, exist_ok=True)
+        out = options.out or folder(options.topology)
+        out.mkdir(parents=True, exist_ok=True)
         for recipe in [] if options.page else options.recipes:
             config = command_line.recipe_path(recipe)
             figures = pod_plan.figures(config, [], topology)
             print(summary.text(figures), flush=True)
-            file = options.out / f"{recipe}.json"
+            file = out / f"{recipe}.json"
             file.write_text(json.dumps(figures, indent=1) + "\n")
-        found = [options.out / f"{recipe}.json" for recipe in RECIPES]
+        found = [out / f"{recipe}.json" for recipe in RECIPES]
         plans = [json.loads(file.read_text()) for file in found if file.exists()]
         speed = topology.generation.interconnect_bytes_per_second / 1e9
-        document.write(options.out, plans, speed)
+        document.write(out, plans, speed)
     except (ValueError, OSError) as e:
         print(f"error: {e}", file=sys.stderr)
         return 2

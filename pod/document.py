@@ -37,7 +37,8 @@ compiled programs.
   overlap.
 * **Left out:** host input, launch, waiting for the slowest device, writing checkpoints.
 * **Anchored** means multiplied with one number: the published {anchor} run ({low:g}-{high:g} s)
-  over the estimate of that run. So its own anchored time is no prediction.
+  over the estimate of that run. So its own anchored time is no prediction, and on another slice
+  than {topology} there is none.
 """
 
 
@@ -61,7 +62,8 @@ def figure(plans: Sequence[Mapping[str, Any]]) -> str:
 def page(plans: Sequence[Mapping[str, Any]], link_gigabytes: float) -> str:
     """The page as Markdown."""
     low, high = predict.published_seconds()[predict.ANCHOR]
-    text = TITLE.format(link=link_gigabytes, anchor=f"`{predict.ANCHOR}`", low=low, high=high)
+    text = TITLE.format(link=link_gigabytes, anchor=f"`{predict.ANCHOR}`", low=low, high=high,
+                        topology=predict.PUBLISHED_TOPOLOGY)  # fmt: skip
     return text + "\n".join(
         [*_memory(plans), *_times(plans), *_overhead(plans), *_batches(plans), *_versions(plans)]
     )
@@ -87,7 +89,9 @@ def _times(plans: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for one in predict.predictions(plans):
         plan = by_recipe[one.recipe]
         known = "{:g}-{:g}".format(*one.published_seconds) if one.published_seconds else "none"
-        anchored = "(the anchor)" if one.recipe == predict.ANCHOR else f"{one.anchored_seconds:.0f}"
+        anchored = "-" if one.anchored_seconds is None else f"{one.anchored_seconds:.0f}"
+        if one.recipe == predict.ANCHOR and one.anchored_seconds is not None:
+            anchored = "(the anchor)"
         link = 1e3 * plan["train_step"]["link_seconds"]
         times = f"{1e3 * one.step_seconds:.1f}", f"{link:.1f}", f"{one.run_seconds:.0f}"
         rows.append((f"`{one.recipe}`", str(plan["total_steps"]), *times, anchored, known))

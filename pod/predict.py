@@ -11,6 +11,7 @@ from typing import Any
 from reporting import published
 
 ANCHOR = "lars:mlperf_v07"
+PUBLISHED_TOPOLOGY = "v3:16x8"  # 256 cores
 BASELINE, METHOD = "nesterov:nado", "shampoo:readme"
 OPTIMIZER_PARTS = ("rows", "statistics", "roots", "preconditioning", "gather", "optimizer")
 
@@ -43,12 +44,17 @@ def run_seconds(plan: Mapping[str, Any]) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    """One recipe's run; `published_seconds` is the range in the literature, if there is one."""
+    """One recipe's run.
+
+    Attributes:
+      anchored_seconds: by the anchor's ratio; None on another slice than the published runs'.
+      published_seconds: the range in the literature, if there is one; None on another slice.
+    """
 
     recipe: str
     step_seconds: float
     run_seconds: float
-    anchored_seconds: float
+    anchored_seconds: float | None
     published_seconds: tuple[float, float] | None
 
 
@@ -68,21 +74,23 @@ def predictions(plans: Sequence[Mapping[str, Any]]) -> list[Prediction]:
       ValueError: the anchor's plan is missing.
     """
     known = published_seconds()
-    anchors = [run_seconds(p) for p in plans if p["recipe"] == ANCHOR and p["train_step"]["fits"]]
-    if not anchors:
+    fitting = [plan for plan in plans if plan["train_step"]["fits"]]
+    there = [plan for plan in fitting if plan["topology"] == PUBLISHED_TOPOLOGY]
+    anchors = [run_seconds(plan) for plan in there if plan["recipe"] == ANCHOR]
+    if len(there) > len(anchors) == 0:
         raise ValueError(f"recipe={ANCHOR}: has no plan here, and all others are anchored on it")
-    ratio = sum(known[ANCHOR]) / 2 / anchors[0]
-    return [
-        Prediction(
+
+    def predicted(plan: Mapping[str, Any]) -> Prediction:
+        estimate, is_there = run_seconds(plan), plan["topology"] == PUBLISHED_TOPOLOGY
+        return Prediction(
             recipe=plan["recipe"],
             step_seconds=step_seconds(plan["train_step"]),
-            run_seconds=run_seconds(plan),
-            anchored_seconds=ratio * run_seconds(plan),
-            published_seconds=known.get(plan["recipe"]),
+            run_seconds=estimate,
+            anchored_seconds=sum(known[ANCHOR]) / 2 / anchors[0] * estimate if is_there else None,
+            published_seconds=known.get(plan["recipe"]) if is_there else None,
         )
-        for plan in plans
-        if plan["train_step"]["fits"]
-    ]
+
+    return [predicted(plan) for plan in fitting]
 
 
 def overhead_seconds(plans: Sequence[Mapping[str, Any]]) -> float | None:

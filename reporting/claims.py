@@ -41,7 +41,8 @@ def predicted() -> dict[str, str]:
     """The time of a recipe's run on a v3-256 as results/pod_plan estimates it, by recipe."""
     plans = [read_json(file) for file in sorted((ROOT / "results" / "pod_plan").glob("*.json"))]
     found = predict.predictions(plans)
-    words = {one.recipe: f"{one.anchored_seconds:.0f} s (estimate)" for one in found}
+    seconds = {one.recipe: one.anchored_seconds for one in found}
+    words = {recipe: f"{s:.0f} s (estimate)" for recipe, s in seconds.items() if s is not None}
     return words | {predict.ANCHOR: "the anchor of the others"}
 
 

@@ -198,3 +198,23 @@ def test_two_seeds_on_the_miniature_reach_the_report_and_repeat_at_once(tmp_path
     again.communicate(timeout=300)
     assert again.returncode == 0
     assert (out / "lars:mlperf_v07" / "seed_0000" / "run.json").stat().st_mtime_ns == before
+
+
+def test_room_is_asked_for_the_runs_that_are_left(tmp_path, monkeypatch):
+    """Else a reproduction could not be continued: what its complete runs keep is taken already."""
+    import collections
+
+    from launch import preflight
+
+    asked = []
+    options = collections.namedtuple("Options", "devices recipes seeds out subset")
+    monkeypatch.setattr(preflight, "check_devices", lambda wanted: None)
+    monkeypatch.setattr(preflight, "check_data", lambda config, is_subset: None)
+    monkeypatch.setattr(preflight, "run_gib", lambda config, spec: 2.5)
+    monkeypatch.setattr(preflight, "check_disk", lambda out, needed: asked.append(needed))
+    for seed in (0, 1):
+        folder = tmp_path / "lars:smoke" / f"seed_{seed:04d}"
+        folder.mkdir(parents=True)
+        (folder / "run.json").write_text('{"status": "done"}')
+    preflight.check(options(1, "lars:smoke sm3:smoke", "0:3", str(tmp_path), True), [])
+    assert asked == [2.5 * (1 + 3)]

@@ -106,3 +106,20 @@ def test_without_libtpu_the_message_says_how_to_install_it(capsys):
         pytest.skip("libtpu is installed")
     assert pod_plan.main(["--config=configs/lars.py:smoke", "--topology=v3:2x2"]) == 2
     assert "make setup EXTRA=tpu" in capsys.readouterr().err
+
+
+def test_another_slice_than_the_published_one_is_not_anchored():
+    """Its seconds would be those of the published pod; and they must not become README's."""
+    elsewhere = [{**plan, "topology": "v4:4x4x8"} for plan in made.full()]
+    assert {one.anchored_seconds for one in predict.predictions(elsewhere)} == {None}
+    assert {one.published_seconds for one in predict.predictions(elsewhere)} == {None}
+    assert "| `lars:mlperf_v07` | 1000 | 154.0 | 0.0 | 155 | - | none |" in document.page(
+        elsewhere, 164.0
+    )
+    mixed = predict.predictions([*made.full()[:2], elsewhere[2]])
+    assert [one.anchored_seconds is None for one in mixed] == [False, False, True]
+
+
+def test_plans_of_another_slice_have_a_folder_of_their_own():
+    assert pod_main.folder("v3:16x8") == pathlib.Path("results/pod_plan")
+    assert pod_main.folder("v4:4x4x8") == pathlib.Path("results/pod_plan/v4_4x4x8")
