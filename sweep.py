@@ -125,7 +125,7 @@ def variants(
     tuned = [override for override in chosen if override.partition("=")[0] not in said]
     found = [("", tuned)]
     if options.budgets:
-        config = command_line.load(recipe, overrides)
+        config = command_line.load(recipe, [*overrides, *tuned])
         found = [
             (budgets.group(steps), [*tuned, *budgets.stretched(config, steps)])
             for steps in budgets.parse(options.budgets)

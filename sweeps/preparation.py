@@ -41,4 +41,5 @@ def prepare_data(name: str, data_dir: str) -> None:
             [*command, f"--data_dir={data_dir}"], capture_output=True, text=True, check=False
         )
         if done.returncode:
-            raise ValueError((done.stderr.strip().splitlines() or ["no message"])[-1])
+            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            raise ValueError(last.removeprefix("error: "))

@@ -48,7 +48,8 @@ class Queue:
     @property
     def finished(self) -> list[Run]:
         """Those that ran their whole budget, in this call or before."""
-        return self.complete + [run for run, status in self.ended.items() if status == "done"]
+        before = [run for run in self.complete if run.status() == "done"]
+        return before + [run for run, status in self.ended.items() if status == "done"]
 
     @property
     def has_failures(self) -> bool:

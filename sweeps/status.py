@@ -15,8 +15,9 @@ from collections.abc import Iterator
 from reporting import manifest
 from reporting.runs import read_json
 from sweeps.queue import GIVEN_UP
+from sweeps.runs import STOPPED_EARLY
 
-ENDED = ("done", "diverged")
+ENDED = ("done", "diverged", STOPPED_EARLY)
 STATUSES = (*ENDED, "failed", "aborted", "running", "stopped", "waiting")
 
 
@@ -52,7 +53,8 @@ def progress(folder: pathlib.Path, last: str, alive: bool) -> Progress:
         record = read_json(folder / "run.json")
         seconds = record.get("seconds") or {}
         given_up = record["status"] == "aborted" and last.startswith(GIVEN_UP)
-        status = "failed" if given_up else str(record["status"])
+        early = str(record.get("reason")).startswith(STOPPED_EARLY)
+        status = "failed" if given_up else STOPPED_EARLY if early else str(record["status"])
         if status != "aborted" or last not in ("started", "submitted"):  # else it is tried again
             return Progress(status, seconds=sum(seconds.get(k, 0.0) for k in ("train", "eval")))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):

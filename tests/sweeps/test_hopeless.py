@@ -82,3 +82,16 @@ def test_a_hopeless_run_is_ended_marked_and_not_taken_up_again(tmp_path, monkeyp
     assert record["reason"].startswith("stopped early at step 4: its best accuracy 0.1000")
     assert Queue(asked, Manifest(tmp_path / "manifest.jsonl"), attempts=2).total == 0
     assert (tmp_path / "manifest.jsonl").read_text().count("preempted") == 0
+
+
+def test_runs_are_compared_with_those_that_ran_their_whole_budget_alone(tmp_path):
+    """Whether these ended in this call of the sweep or in one before."""
+    asked = runs.plan_runs("lars:smoke", range(4), tmp_path)
+    records = [{"status": "done"}, {"status": "diverged"},
+               {"status": "aborted", "reason": "stopped early at step 4"}]  # fmt: skip
+    for run, record in zip(asked, records, strict=False):
+        run.folder.mkdir(parents=True)
+        (run.folder / "run.json").write_text(json.dumps(record))
+    queue = Queue(asked, Manifest(tmp_path / "manifest.jsonl"), attempts=2)
+    assert queue.complete == asked[:3]
+    assert queue.finished == asked[:1]

@@ -67,13 +67,17 @@ def test_a_dead_sweep(out):
 
 def test_a_complete_sweep_does_not_ask_to_be_continued(tmp_path):
     manifest = Manifest(tmp_path / "manifest.jsonl")
-    made = runs.plan_runs("lars:smoke", [0, 1], tmp_path)
+    made = runs.plan_runs("lars:smoke", [0, 1, 2], tmp_path)
     manifest.note_waiting(made)
-    for run in made:
+    early = {"status": "aborted", "reason": "stopped early at step 4: its best accuracy"}
+    for run, record in zip(made, [{"status": "done"}, {"status": "diverged"}, early], strict=True):
         run.folder.mkdir(parents=True)
-        (run.folder / "run.json").write_text('{"status": "done"}')
+        (run.folder / "run.json").write_text(json.dumps(record))
         manifest.write(run, "started", 1)
-    assert list(status.lines(tmp_path))[-1] == "sweep not at work; all runs have ended"
+        manifest.write(run, record.get("reason", record["status"]), 1)
+    summary, last = status.lines(tmp_path)
+    assert summary.endswith("3 runs: 1 done, 1 diverged, 1 stopped early")
+    assert last == "sweep not at work; all runs have ended"
 
 
 def test_another_process_needs_neither_jax_nor_tensorflow(out):

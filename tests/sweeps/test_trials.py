@@ -141,6 +141,18 @@ def test_trials_then_a_ladder_with_what_they_chose(tmp_path, capsys):
     assert {run.config().optimizer.momentum for run in sweep.planned(options, overrides)} == {0.7}
 
 
+def test_a_budget_stretches_the_warm_up_that_was_tuned(tmp_path):
+    values = {"schedule.warmup_steps": 6.0}
+    table = {"lars:smoke": {"chosen": 0, "trials": [{"values": values}]}}
+    (tmp_path / "trials.json").write_text(json.dumps(table))
+    options, overrides = sweep.arguments([
+        "--recipes=lars:smoke", f"--out={tmp_path / 'out'}", "--seeds=0", "--budgets=6,24",
+        f"--tuned={tmp_path / 'trials.json'}",
+    ])  # fmt: skip
+    planned = sweep.planned(options, overrides)
+    assert [run.config().schedule.warmup_steps for run in planned] == [3.0, 12.0]  # of 6 in 12
+
+
 def test_a_search_varies_the_named_fields_alone():
     assert set(trials.ranges("lars:digits", "schedule.peak_learning_rate")) == {
         "schedule.peak_learning_rate"
