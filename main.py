@@ -104,7 +104,7 @@ def main(argv: Sequence[str]) -> int:
         result = train.train_and_evaluate(config, flag_values.workdir)
     except ValueError as e:
         if not is_ours(e):
-            raise
+            return crashed(e, flag_values.workdir)
         print(f"error: {e}", file=sys.stderr)
         return USER_ERROR
     except Preempted as e:

@@ -10,7 +10,7 @@ s + 1 uses batch s and the learning rate schedule(s).
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, cast
 
 import flax.linen as nn
@@ -89,6 +89,7 @@ def init_state(
     return replace(begun, opt_state=jax.jit(tx.init)(begun.params))
 
 
+@lru_cache(maxsize=4)  # a worker's runs differ in the seed alone
 def _compiled_initial_state(
     model: nn.Module, image_shape: tuple[int, int, int]
 ) -> Callable[[jax.Array], TrainState]:

@@ -4,16 +4,16 @@ python -m input_pipeline --name=fashion_mnist --data_dir=data [--manual_dir=DIRE
 python -m input_pipeline --name=imagenet2012 --data_dir=data --manual_dir=ILSVRC_DIRECTORY
 """
 
-import argparse
 import sys
 
 from input_pipeline import prepare
 from input_pipeline.spec import KNOWN
+from one_line_parser import OneLineParser
 
 
 def main(arguments: list[str]) -> int:
     """Returns the exit status: 0, or 2 after one message for the user."""
-    parser = argparse.ArgumentParser(
+    parser = OneLineParser(
         prog="python -m input_pipeline", description="Prepare a data set on disk, through tfds."
     )
     parser.add_argument("--name", default="digits", help=", ".join(KNOWN) + ", or any set of tfds")
@@ -28,7 +28,7 @@ def main(arguments: list[str]) -> int:
     try:
         found = prepare.ensure(flags.name, flags.data_dir, flags.manual_dir, flags.subset)
     except ValueError as error:
-        print(error, file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
         return 2
     counts = {split: sum(lengths) for split, lengths in found.shard_lengths.items()}
     print(f"{flags.name} is prepared in {found.directory}: {counts}")

@@ -64,9 +64,14 @@ def _mapped(files: Sequence[os.PathLike]) -> tuple[np.ndarray, np.ndarray]:
 
 def _save(file: os.PathLike, array: np.ndarray) -> None:
     partial = f"{os.fspath(file)}.{os.getpid()}"
-    with open(partial, "wb") as opened:
-        np.save(opened, array)
-    os.replace(partial, file)  # whole or not at all, whoever else does the same
+    try:
+        with open(partial, "wb") as opened:
+            np.save(opened, array)
+        os.replace(partial, file)  # whole or not at all, whoever else does the same
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.remove(partial)
+        raise
 
 
 def _decode(found: prepared.Prepared, split: str, image_size: int) -> tuple[np.ndarray, np.ndarray]:

@@ -4,8 +4,8 @@ from dataclasses import dataclass, replace
 
 from etils import epath
 
-from input_pipeline import mlperf, prepared, tfds_metadata
-from input_pipeline.options import check_averaged, read_options
+from input_pipeline import memory, mlperf, prepared, tfds_metadata
+from input_pipeline.options import Options, check_averaged, read_options
 
 
 @dataclass(frozen=True)
@@ -111,21 +111,20 @@ def describe(name: str, data_dir: str | None, **options) -> DatasetSpec:
     """
     chosen = read_options({"name": name, "data_dir": data_dir or "unused", **options})
     if data_dir is None:
-        return _with_image_size(_known(name), chosen.image_size, name == "imagenet2012")
+        return _as_chosen(_known(name), chosen, name == "imagenet2012")
     found = locate(name, data_dir)
     if found is None and name in KNOWN:
         # Made or fetched on first use. ImageNet cannot be.
         if name == "imagenet2012":
             raise ValueError(missing_message(name, data_dir))
-        return _with_image_size(_known(name), chosen.image_size, name == "imagenet2012")
+        return _as_chosen(_known(name), chosen, name == "imagenet2012")
     if found is None:
         raise ValueError(
             f"dataset.name={name}: not a known data set ({', '.join(KNOWN)}) and not prepared in "
             f"dataset.data_dir={data_dir}; prepare another one of tfds with: "
             f"python -m input_pipeline --name={name} --data_dir={data_dir}"
         )
-    streamed = not all(found.image_shape[:2])
-    return _with_image_size(_from_metadata(name, found), chosen.image_size, streamed)
+    return _as_chosen(_from_metadata(name, found), chosen, not memory.fits(found))
 
 
 def _known(name: str) -> DatasetSpec:
@@ -152,8 +151,14 @@ def _from_metadata(name: str, found: prepared.Prepared) -> DatasetSpec:
     )
 
 
-def _with_image_size(spec: DatasetSpec, image_size: int | None, streamed: bool) -> DatasetSpec:
-    """Small images (not `streamed`) can only be averaged over squares that divide their side."""
+def _as_chosen(spec: DatasetSpec, options: Options, streamed: bool) -> DatasetSpec:
+    """Sets in memory (not `streamed`) are uint8, averaged over squares that divide their side."""
+    if not streamed and options.image_dtype != "uint8":
+        raise ValueError(
+            f"dataset.image_dtype={options.image_dtype}: is for sets that are streamed; "
+            f"{spec.name} is kept in memory as uint8; leave it out"
+        )
+    image_size = options.image_size
     if image_size is None:
         return spec
     height, width, n_channels = spec.image_shape

@@ -60,6 +60,7 @@ class BatchNorm(nn.Module):
         groups; "pooled" takes that of all their examples together, which is larger by the variance
         of the groups' means.
       axis_name: the device axis; needed only where span exceeds the device batch.
+      scale_init: of the scale; ones, or zeros where a block is to begin as the identity.
     """
 
     span: int

@@ -28,7 +28,8 @@ MOST_PARTS = 4  # of a row that is dealt out before it is gathered
 class Owned:
     """A tree of arrays stacked on axis 0, of which each device may hold only some rows.
 
-    `n` is the number of rows in all, static; rows beyond it are padding and are never read.
+    `n` is the number of rows in all, static; rows beyond it are padding: what is computed of them
+    is dropped.
     """
 
     rows: PyTree

@@ -19,7 +19,6 @@ def polynomial(
     end_learning_rate: float = 0.0,
     decay_power: float = 2.0,
     warmup_power: float = 1.0,
-    start_learning_rate: float = 0.0,
     decay_end_step: float = 0.0,
 ) -> Schedule:
     """Polynomial warm-up to the peak, then polynomial decay; `step <= warmup_steps` warms up.
@@ -31,7 +30,7 @@ def polynomial(
     change D (0: no hold). `decay_power=0` keeps the peak.
 
     Sources: MLPerf v0.7 and v1.0 JAX `train.py` (LARS: linear, power 2, end 1e-4), the Shampoo
-    README (end 0), init2winit `schedules.py: mlperf_polynomial` (warm-up power, start, clip).
+    README (end 0), init2winit `schedules.py: mlperf_polynomial` (warm-up power, clip).
     """
     if warmup_steps < 0 or warmup_steps > total_steps:
         raise ValueError(
@@ -50,8 +49,7 @@ def polynomial(
         decayed = end_learning_rate + (peak_learning_rate - end_learning_rate) * factor
         if warmup_steps == 0:
             return decayed
-        part = (t / warmup_steps) ** warmup_power
-        warming = peak_learning_rate * part + start_learning_rate * (1 - part)
+        warming = peak_learning_rate * (t / warmup_steps) ** warmup_power
         return jnp.where(t <= warmup_steps, warming, decayed)
 
     return learning_rate

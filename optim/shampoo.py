@@ -414,8 +414,8 @@ def _steps(plan, options: Options, own: _Own, report, rate, step: Array, devices
 def _ratio(plan: Plan, options: Options, report: dict[str, Array]) -> Array:
     """What every row of Shampoo's is multiplied with; NaN where its tensor has no usable length.
 
-    A length of 0, inf or NaN comes of gradients or roots at the ends of float32; the graft's own
-    direction is taken instead.
+    A length of 0 or NaN comes of gradients or roots at the ends of float32; the graft's own
+    direction is taken instead. An infinite one gives 0: the tensor stays where it is.
     """
     shampoo = plan.tensor_norms(report["shampoo"])
     if options.graft_type == LayerwiseGrafting.NONE:

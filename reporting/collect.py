@@ -12,6 +12,7 @@ from reporting.run_folder import read_run
 from reporting.runs import Run, read_json
 
 MANIFEST = "manifest.jsonl"
+CHECKPOINTS = "checkpoints"  # of a run: hundreds of folders, and nothing to report
 ANOTHER = "ANOTHER result (of other code, devices or, on a CPU, another number of cores?)"
 RUN_FILES = ("run.json", "config.json", "curve.csv")  # any of them makes a folder that of a run
 
@@ -67,7 +68,7 @@ def _places(roots: Iterable[Path]) -> Iterator[Path]:
         elif not root.is_dir():
             raise ValueError(f"DIR={root}: there is no such folder; give folders of runs or logs")
         for folder, folders, names in os.walk(root, followlinks=False):
-            folders[:] = [name for name in folders if not name.startswith(".")]  # trials, caches
+            folders[:] = [name for name in folders if name[0] != "." and name != CHECKPOINTS]
             here = Path(folder)
             if set(RUN_FILES) & set(names):
                 yield here
@@ -82,7 +83,7 @@ def _is_of_several(name: str) -> bool:
 
 
 def _lost(path: Path) -> list[Problem]:
-    """Returns the runs that a sweep started or gave up and that left no folder to read."""
+    """Returns the runs that a sweep planned, began or gave up and that left nothing to read."""
     lost = []
     for name, entry in manifest.read(path).items():
         folder = path.parent / name

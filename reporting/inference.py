@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -54,13 +54,11 @@ def percentile_interval(values: np.ndarray) -> tuple[float, float]:
     return float(lo), float(hi)
 
 
-def median_interval(
-    values: Sequence[float], median: Callable[..., np.ndarray] = np.median
-) -> tuple[float, float] | None:
+def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
     """Returns the bootstrap 95 % interval of the median; None with fewer than 3 values."""
     if len(values) < 3:
         return None
-    return percentile_interval(median(np.asarray(values)[resamples(len(values))], axis=-1))
+    return percentile_interval(np.median(np.asarray(values)[resamples(len(values))], axis=-1))
 
 
 def km_interval(times: np.ndarray, reached: np.ndarray) -> tuple[float, float] | None:

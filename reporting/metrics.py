@@ -51,7 +51,7 @@ def median_over_runs(row: Row, column: str) -> tuple[np.ndarray, np.ndarray] | N
 
 
 def counters(row: Row) -> list[str]:
-    """Returns the optimizer's own columns: all but step, learning rate, loss."""
+    """Returns the columns that count something: all but `PLAIN`."""
     names = {name for table in tables(row) for name in table}
     return sorted(names - set(PLAIN))
 

@@ -9,7 +9,6 @@ so; 2 user error.
 
 from __future__ import annotations
 
-import argparse
 import logging
 import shutil
 import sys
@@ -17,11 +16,11 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from mlperf_logging.compliance_checker import mlp_compliance
 from mlperf_logging.rcp_checker import rcp_checker
 
+from one_line_parser import OneLineParser
 from reporting import mllog
 from reporting.mlperf_log import TRAIN_EXAMPLES
 from reporting.mlperf_rules import N_RUNS
@@ -138,14 +137,16 @@ def _convergence(group: str, files: Sequence[LogFile]) -> tuple[str, bool]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser: Any = argparse.ArgumentParser(prog="mlperf_check", description=__doc__.split("\n")[0])
+    parser = OneLineParser(
+        prog="python -m reporting.mlperf_check", description=__doc__.split("\n")[0]
+    )
     parser.add_argument("dirs", nargs="+", metavar="DIR", type=Path)
     options = parser.parse_args(argv)
     logging.disable(logging.CRITICAL)  # the checkers log to the root logger as they go
     try:
         lines, passes = check(options.dirs)
     except ValueError as error:
-        print(f"mlperf_check: {error}", file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
         return 2
     finally:
         logging.disable(logging.NOTSET)

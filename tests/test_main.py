@@ -1,6 +1,7 @@
 """The command line: each mistake gets one line, exit status 2, and nothing is written."""
 
 import errno
+import json
 import pathlib
 import subprocess
 import sys
@@ -118,13 +119,25 @@ def test_a_bug_is_not_called_a_user_error(monkeypatch, tmp_path):
     import train
 
     def in_a_library(config, workdir):
-        import json
-
         json.loads("not json")
 
     monkeypatch.setattr(train, "train_and_evaluate", in_a_library)
     with pytest.raises(ValueError, match="Expecting value"):
         main.main(["main.py", SMOKE, f"--workdir={tmp_path}"])
+
+
+def test_an_error_of_a_library_ends_one_of_several_hosts_like_any_crash(tmp_path, monkeypatch):
+    """A regular end would wait for the others, who wait for this host."""
+    import train
+
+    def in_a_library(config, workdir):
+        json.loads("not json")
+
+    ended = []
+    monkeypatch.setattr(train, "train_and_evaluate", in_a_library)
+    monkeypatch.setattr(main, "crashed", lambda error, workdir: ended.append(error) or 1)
+    assert main.main(["main.py", SMOKE, f"--workdir={tmp_path}"]) == 1
+    assert [type(error) for error in ended] == [json.JSONDecodeError]
 
 
 @pytest.mark.parametrize(

@@ -207,6 +207,25 @@ def test_decoded_arrays_that_were_copied_in_part_are_made_again(digits_dir, tmp_
     np.testing.assert_array_equal(again[1], labels)
 
 
+def test_decoded_arrays_that_cannot_be_saved_leave_nothing_behind(
+    digits_dir, tmp_path, monkeypatch
+):
+    shutil.copytree(digits_dir, tmp_path, dirs_exist_ok=True)
+    for file in tmp_path.glob("digits/*/.*.npy"):
+        file.unlink()
+
+    def full(file, array):
+        file.write(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(np, "save", full)
+    memory.load.cache_clear()
+    images, _ = memory.load(prepare.ensure("digits", str(tmp_path)), "train", 8)
+    memory.load.cache_clear()
+    assert images.shape == (1437, 8, 8, 1)
+    assert not list(tmp_path.glob("digits/*/.*.npy*"))
+
+
 def test_decoded_arrays_of_other_files_are_not_used(digits_dir, tmp_path):
     shutil.copytree(digits_dir, tmp_path, dirs_exist_ok=True)
     (shard,) = tmp_path.glob("digits/*/digits-test.tfrecord-*")

@@ -66,3 +66,10 @@ def test_a_directory_without_permission_is_told(imagenet_dir):
             input_pipeline.describe("imagenet2012", str(imagenet_dir))
     finally:
         os.seteuid(0)
+
+
+def test_another_type_of_image_is_refused_where_it_would_be_ignored(tmp_path, imagenet_dir):
+    for name in ("digits", "fashion_mnist"):
+        with pytest.raises(ValueError, match=r"image_dtype=bfloat16: is for sets .* leave it out"):
+            input_pipeline.describe(name, str(tmp_path), image_dtype="bfloat16")
+    input_pipeline.describe("imagenet2012", str(imagenet_dir), image_dtype="bfloat16")

@@ -60,10 +60,9 @@ def test_nado_warms_up_quadratically_and_holds_from_the_end_step():
         total_steps=2512,
         end_learning_rate=6e-6,
         warmup_power=2,
-        start_learning_rate=0.5,
         decay_end_step=2497,
     )
-    assert float(rate(319)) == pytest.approx(7.05 / 4 + 0.5 * 3 / 4, rel=1e-6)
+    assert float(rate(319)) == pytest.approx(7.05 / 4, rel=1e-6)
     held = 6e-6 + (7.05 - 6e-6) * (1 - (2497 - 638) / (2512 - 638 + 1)) ** 2
     for step in (2497, 2500, 2512):  # the decay's length is still total_steps'
         assert float(rate(step)) == pytest.approx(held, rel=1e-5)

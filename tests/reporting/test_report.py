@@ -8,6 +8,7 @@ import pytest
 from run_folders import write_run
 
 import report
+from reporting import collect
 
 
 def two_recipes(out, n=10):
@@ -100,3 +101,12 @@ def test_a_row_says_that_its_runs_are_of_several_states_of_the_code(tmp_path):
     flags = {row["recipe"]: [f for f in row["flags"] if "commits" in f] for row in rows}
     assert flags["sm3:digits"] == []
     assert flags["lars:digits"] == ["runs of 2 commits, or states of the code"]
+
+
+def test_the_inside_of_checkpoints_is_not_looked_through(tmp_path):
+    folder = write_run(tmp_path, "lars:digits", 0)
+    inside = folder / "checkpoints" / "5"
+    inside.mkdir(parents=True)
+    (inside / "run.json").write_text("not a run")
+    runs, problems = collect.collect([tmp_path])
+    assert (len(runs), problems) == (1, [])
