@@ -22,6 +22,7 @@ from configs.plan import Plan
 from input_pipeline.host import tensorflow
 
 AVERAGED = ("loss", "accuracy", "skipped")  # the step's own; the optimizer's are of its state
+STEPS_AHEAD = 2  # that the host may be ahead of the devices, which so never wait for it
 TIMING_HEADER = ("step", "train_seconds", "eval_seconds", "images_per_second")
 
 
@@ -122,8 +123,14 @@ class Journal:
         self.since = time.monotonic()
 
     def record_step(self, step: int, metrics: Mapping[str, jax.Array]) -> None:
-        """Keeps a step's metrics on the device; fetches them all at the logging steps."""
+        """Keeps a step's metrics on the device; fetches them all at the logging steps.
+
+        Waits for the step STEPS_AHEAD before this one: the batch of each step that is still to run
+        lies on the device, and with accumulation it holds many micro-batches.
+        """
         self.waiting.append(metrics)
+        if len(self.waiting) > STEPS_AHEAD:
+            jax.block_until_ready(self.waiting[-1 - STEPS_AHEAD])
         if step % self.config.log_every_steps == 0 or step in self.plan.eval_steps:
             self._fetch(step)
 

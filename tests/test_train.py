@@ -155,6 +155,22 @@ def test_metrics_are_means_of_the_steps_own_and_the_last_of_the_optimizers(confi
     assert [row["skipped"] for row in written] == [0.5, 0.5]
 
 
+def test_the_host_is_at_most_two_steps_ahead_of_the_devices(config, tmp_path, monkeypatch):
+    lengths = {"total_steps": 20, "eval_every_steps": 20, "log_every_steps": 5}
+    loaded = config(*(f"--config.{name}={steps}" for name, steps in lengths.items()))
+    sizes = {"n_train_examples": 1437, "n_eval_examples": 360, "n_devices": 1, "n_hosts": 1}
+    journal = Journal(
+        loaded, plans.make_plan(loaded, **sizes), epath.Path(tmp_path), lambda step: 0.5, Record()
+    )
+    journal.start(init_seconds=1.0)
+    waited: list[int] = []
+    monkeypatch.setattr(jax, "block_until_ready", lambda metrics: waited.append(metrics["step"]))
+    own = {"loss": 1.0, "accuracy": 0.5, "skipped": 0}
+    for step in range(1, 9):
+        journal.record_step(step, own | {"step": step})
+    assert waited == [1, 2, 3, 6]  # at 5 all are fetched, which waits for all
+
+
 def test_complete_run_is_not_run_again(config, tmp_path, monkeypatch):
     first = train.train_and_evaluate(config(), str(tmp_path))
     before = contents(tmp_path)
