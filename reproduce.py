@@ -15,7 +15,6 @@ import argparse
 import json
 import pathlib
 import shlex
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -27,7 +26,8 @@ from sweep import interrupt_on_signals, refuse_twice
 from sweeps import attempt, budgets, runs, several_hosts
 
 RECIPES = "lars:mlperf_v07 nesterov:nado shampoo:readme"
-PLANS = pathlib.Path(__file__).parent / "results" / "pod_plan"
+ROOT = pathlib.Path(__file__).parent
+PLANS = ROOT / "results" / "pod_plan"
 DONE, FAILED, USER_ERROR, PREEMPTED = 0, 1, 2, 75
 REHEARSAL_STEPS = 3
 
@@ -91,24 +91,6 @@ def report(options: argparse.Namespace) -> list[str]:
     return ["report.py", out, f"--json={out}/report.json", f"--html={out}/report.html"]
 
 
-def call(command: Sequence[str]) -> int:
-    """Runs one of our programs in a process of its own; returns its exit status.
-
-    A KeyboardInterrupt lets it save before it is passed on.
-    """
-    process = subprocess.Popen(
-        attempt.on_a_leash([sys.executable, *command]),
-        cwd=pathlib.Path(__file__).parent,
-        start_new_session=True,  # else Ctrl-C would signal it twice
-    )
-    try:
-        return process.wait()
-    except KeyboardInterrupt:
-        process.terminate()
-        process.wait()
-        raise
-
-
 def check(options: argparse.Namespace, overrides: Sequence[str]) -> None:
     """Raises ValueError for recipes, seeds, overrides or flags of several hosts that cannot be."""
     seeds = runs.parse_seeds(options.seeds)
@@ -140,15 +122,15 @@ def reproduced(options: argparse.Namespace, overrides: Sequence[str]) -> int:
     """All stages, up to the first that fails; returns the exit status."""
     with tempfile.TemporaryDirectory() as folder:
         facts = pathlib.Path(folder) / "facts.json"
-        if status := call(preflight(options, overrides, str(facts))):
+        if status := attempt.call(preflight(options, overrides, str(facts)), ROOT):
             return status
         is_first = json.loads(facts.read_text())["host"] == 0
     for rehearsal in rehearsals(options, overrides):
-        if status := call(rehearsal):
+        if status := attempt.call(rehearsal, ROOT):
             return status
-    status = call(sweep(options, overrides))
+    status = attempt.call(sweep(options, overrides), ROOT)
     if is_first and status in (DONE, FAILED):
-        call(report(options))
+        attempt.call(report(options), ROOT)
     return status
 
 

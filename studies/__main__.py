@@ -6,20 +6,22 @@ The runs lie in runs/studies/NAME. What is kept of them, in results/NAME: runs.j
 record and curve), trials (all that was tried in tuning), report.json, README.md and its figures,
 which `python report.py results/NAME` writes anew.
 
-Exit status: that of the sweep that did not end well (75: stopped, the same command continues).
+Exit status: 0 done, 1 runs failed (they are marked, and the report counts them), 2 user error,
+75 stopped (every run under way is saved; the same command continues).
 """
 
 import os
 import pathlib
 import shlex
-import subprocess
 import sys
 from collections.abc import Sequence
 
 import report
+import sweep
 from one_line_parser import OneLineParser
-from reporting import archive
+from reporting import archive, output
 from studies import plan
+from sweeps import attempt
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
@@ -35,33 +37,63 @@ def main(argv: Sequence[str]) -> int:
     # Relative: a page and a record name their files, and must not tell of this machine.
     out = options.out or pathlib.Path("runs", "studies", options.name)
     results = options.results or pathlib.Path("results", options.name)
+    if results.exists() and not results.is_dir():
+        parser.error(f"argument --results: {results} is not a folder")
     commands = list(plan.commands(plan.STUDIES[options.name], out, options.workers))
-    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(out.absolute() / ".compile_cache"))
-    for i, command in enumerate(commands, 1):
-        print(
-            f"[{i} of {len(commands)}] {shlex.join(['python', 'sweep.py', *command])}", flush=True
-        )
-        if not options.dry_run:
-            done = subprocess.run([sys.executable, ROOT / "sweep.py", *command], check=False)
-            if done.returncode:
-                return done.returncode
     if options.dry_run:
-        return 0
-    keep(out, results)
-    return report.main([str(results)])
+        print(*map(said, commands), sep="\n")
+        return sweep.DONE
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(out.absolute() / ".compile_cache"))
+    sweep.interrupt_on_signals()
+    try:
+        status = run(commands)
+        if status in (sweep.DONE, sweep.FAILED):
+            keep(commands, out, results)
+            status = report.main([str(results)]) or status
+        return status
+    except KeyboardInterrupt:
+        print("stopped; the same command continues", file=sys.stderr)
+        return sweep.PREEMPTED
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return sweep.USER_ERROR
 
 
-def keep(out: pathlib.Path, results: pathlib.Path) -> None:
-    """Copies what is small of the study's runs: all trials, and each run's record and curve."""
+def said(command: Sequence[str]) -> str:
+    return shlex.join(["python", "sweep.py", *command])
+
+
+def run(commands: Sequence[Sequence[str]]) -> int:
+    """Sweep after sweep, up to one that was stopped or refused; returns the exit status."""
+    statuses = []
+    for i, command in enumerate(commands, 1):
+        print(f"[{i} of {len(commands)}] {said(command)}", flush=True)
+        statuses.append(attempt.call([str(ROOT / "sweep.py"), *command]))
+        if statuses[-1] not in (sweep.DONE, sweep.FAILED):
+            return statuses[-1]
+    return max(statuses)
+
+
+def keep(commands: Sequence[Sequence[str]], out: pathlib.Path, results: pathlib.Path) -> None:
+    """Writes what is small of the study: all its trials, and each run's record and curve.
+
+    What else lies in `out`, as from an older plan, is not the study's.
+    """
+    texts, folders = {}, []
+    for command in commands:
+        options, overrides = sweep.arguments(command)
+        if options.trials:
+            name = "_".join(["trials", *options.out.relative_to(out).parts[:-1]])
+            texts[results / f"{name}.json"] = (options.out / "trials.json").read_text("utf-8")
+        else:
+            folders += [planned.folder for planned in sweep.planned(options, overrides)]
+    texts[results / archive.NAME] = archive.text(out, folders)
     results.mkdir(parents=True, exist_ok=True)
-    for trials in sorted(out.glob("**/trials.json")):
-        name = "_".join(["trials", *trials.relative_to(out).parts[:-2]])
-        (results / f"{name}.json").write_bytes(trials.read_bytes())
-    archive.write(results / archive.NAME, out, without="tuning")
+    output.write(texts)
+    for file in [*results.glob("trials*.json"), *results.glob("*.svg")]:  # figures are drawn anew
+        if file not in texts:
+            file.unlink()
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except KeyboardInterrupt:
-        sys.exit(75)
+    sys.exit(main(sys.argv[1:]))

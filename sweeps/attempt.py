@@ -36,6 +36,24 @@ def on_a_leash(command: Sequence[str]) -> list[str]:
     return [sys.executable, "-c", LEASH, *command] if sys.platform == "linux" else list(command)
 
 
+def call(command: Sequence[str], cwd: pathlib.Path | None = None) -> int:
+    """Runs one of our programs in a process of its own; returns its exit status.
+
+    A KeyboardInterrupt lets it save before it is passed on.
+    """
+    process = subprocess.Popen(
+        on_a_leash([sys.executable, *command]),
+        cwd=cwd,
+        start_new_session=True,  # else Ctrl-C would signal it twice
+    )
+    try:
+        return process.wait()
+    except KeyboardInterrupt:
+        process.terminate()
+        process.wait()
+        raise
+
+
 class Attempt:
     """Starts main.py at once; out of the terminal's reach, so that Ctrl-C does not signal twice."""
 
