@@ -22,7 +22,9 @@ def compare(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
     `advantages`: per batch size the median over seeds in accuracy (a fraction) and its bootstrap
     interval. `growth`: the same of the advantage at the largest batch minus that at the smallest,
-    seed by seed; `p_adjusted` is of its sign-flip test, Holm's over all that is returned.
+    seed by seed; `p_adjusted` is of its sign-flip test, Holm's over all that is returned. A batch
+    size at which a recipe has other settings, or runs that did not end, is left out: `left_out`
+    says why.
     """
     cells: dict[tuple[Any, ...], dict[str, list[Row]]] = {}
     for row in rows:
@@ -38,7 +40,7 @@ def compare(rows: Sequence[Row]) -> list[dict[str, Any]]:
             for other in (name for name in names if name.partition(":")[0] != SUBJECT):
                 found += _over_batches(at, subject, other, dataset, n_examples)
     for test, p in zip(found, inference.holm([t["p_value"] for t in found]), strict=True):
-        test["p_adjusted"] = p
+        test |= {"p_adjusted": p, "n_tests": len(found)}
         test["verdict"] = verdict(test)
         test["sentence"] = sentence(test)
     return found
@@ -53,9 +55,16 @@ def _over_batches(
 ) -> list[dict[str, Any]]:
     """Returns one entry, or none: fewer than two batch sizes have both recipes once."""
     by_seed: dict[int, dict[int, float]] = {}
+    left_out: dict[int, str] = {}
     for batch, recipes in sorted(at.items()):
         a, b = recipes.get(subject, []), recipes.get(other, [])
-        if len(a) == len(b) == 1:
+        if not a or not b:
+            continue
+        if len(a) + len(b) > 2:
+            left_out[batch] = "runs of several settings"
+        elif any(len(row.finals()) < row.n for row in (*a, *b)):
+            left_out[batch] = "not every run ended its budget"
+        else:
             mine, theirs = (row.finals_by_seed(diverged=0.0) for row in (a[0], b[0]))
             by_seed[batch] = {s: mine[s] - theirs[s] for s in sorted(set(mine) & set(theirs))}
     batches = [batch for batch, values in by_seed.items() if len(values) >= 3]
@@ -72,6 +81,7 @@ def _over_batches(
             "subject": subject,
             "other": other,
             "batches": batches,
+            "left_out": left_out,
             "n": [len(by_seed[batch]) for batch in batches],
             "advantages": [_median(list(by_seed[batch].values())) for batch in batches],
             "growth": _median(growth) | {"mean": float(growth.mean()), "n": len(growth)},
@@ -88,8 +98,10 @@ def _median(values: Sequence[float] | np.ndarray) -> dict[str, Any]:
 
 
 def verdict(test: Mapping[str, Any]) -> str:
-    """Returns grows, shrinks or no change shown."""
+    """Returns grows, shrinks, no change shown, or that so few seeds could not show any."""
     growth = test["growth"]
+    if test["n_tests"] * 2 / 2 ** growth["n"] > inference.ALPHA:
+        return "too few seeds to show any change"
     # The test is on the mean: where the median lies on the other side of zero, neither is said.
     if test["p_adjusted"] <= inference.ALPHA and growth["median"] * growth["mean"] > 0:
         return "grows" if growth["median"] > 0 else "shrinks"
@@ -100,9 +112,10 @@ def sentence(test: Mapping[str, Any]) -> str:
     """Returns the answer for one other optimizer and one number of examples, in words."""
     growth, batches = test["growth"], test["batches"]
     lo, hi = (100 * end for end in growth["ci95"])
+    without = "".join(f"; without batch {b:,}: {why}" for b, why in test["left_out"].items())
     return (
         f"{test['subject']} over {test['other']}, {test['n_examples']:,} examples, from batch "
         f"{batches[0]:,} to {batches[-1]:,}: {test['verdict']} "
         f"({100 * growth['median']:+z.2f} points, 95 % interval {lo:+z.2f} to {hi:+z.2f}; "
-        f"n = {growth['n']}, p = {test['p_adjusted']:.2g})"
+        f"n = {growth['n']}, p = {test['p_adjusted']:.2g}{without})"
     )

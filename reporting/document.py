@@ -40,7 +40,8 @@ def _ladders(groups: Sequence[Row]) -> list[dict[str, Any]]:
     for row in groups:
         if row.first.total_steps is not None and row.first.kind == "run":
             recipes.setdefault((row.name, *row.task), []).append(row)
-    return [ladder.summarise(found) for found in recipes.values() if len(found) > 1]
+    ladders = [found for found in recipes.values() if len(found) > 1 and not ladder.mixed(found)]
+    return [ladder.summarise(found) for found in ladders]
 
 
 def _failed(run: Run) -> dict[str, Any]:

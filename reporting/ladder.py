@@ -13,8 +13,10 @@ from typing import Any
 import numpy as np
 
 from reporting import inference
-from reporting.rows import Row, finite
+from reporting.rows import Row, finite, flatten
 from reporting.runs import TIE_TOLERANCE
+
+STRETCHED = {"total_steps", "schedule.warmup_steps", "schedule.decay_end_step"}
 
 
 def steps_needed(budgets: np.ndarray, medians: np.ndarray, target: float) -> np.ndarray:
@@ -41,12 +43,30 @@ def steps_needed(budgets: np.ndarray, medians: np.ndarray, target: float) -> np.
     return np.where(reaches.any(-1), steps, np.inf)
 
 
+def mixed(rows: Sequence[Row]) -> str | None:
+    """The first field by which budgets differ beyond what a budget stretches; None: a ladder."""
+    configs = [config for row in rows if (config := flatten(row.first.config))]
+    fields = sorted({field for config in configs for field in config} - STRETCHED)
+    return next((f for f in fields if any(c.get(f) != configs[0].get(f) for c in configs)), None)
+
+
 def _accuracies(rows: Sequence[Row]) -> tuple[list[int], np.ndarray]:
-    """Returns (seeds, [n, k] final accuracies) of the seeds that ended every budget."""
+    """Returns (seeds, [n, k] final accuracies), NaN where a seed was not run at a budget."""
     tables = [row.finals_by_seed(diverged=-np.inf) for row in rows]
-    seeds = sorted(set.intersection(*map(set, tables)))
-    accuracies = np.array([[t[s] for t in tables] for s in seeds], dtype=float)
+    seeds = sorted(set[int]().union(*tables))
+    accuracies = np.array([[t.get(s, np.nan) for t in tables] for s in seeds], dtype=float)
     return seeds, accuracies.reshape(len(seeds), len(tables))
+
+
+def _ran_all(accuracies: np.ndarray) -> np.ndarray:
+    """Returns [n] bool: the seeds that were run at every budget."""
+    return ~np.isnan(accuracies).any(axis=-1)
+
+
+def _medians(accuracies: np.ndarray) -> np.ndarray:
+    """Returns [..., k] medians over the seeds of [..., n, k] that were run at each budget."""
+    median = np.nanmedian if np.isnan(accuracies).any() else np.median
+    return np.asarray(median(accuracies, axis=-2))
 
 
 def summarise(rows: Sequence[Row]) -> dict[str, Any]:
@@ -76,18 +96,23 @@ def summarise(rows: Sequence[Row]) -> dict[str, Any]:
 def compare(a: Sequence[Row], b: Sequence[Row]) -> dict[str, Any]:
     """Returns ratio, interval and p for two ladders over the same budgets.
 
-    Whole seeds (all their budgets) are exchanged between the recipes, paired where shared.
+    The sizes are those of the medians over all runs; the test takes the seeds that were run at
+    every budget, whole seeds being exchanged between the recipes, paired where shared.
     """
+    for rows in (a, b):
+        if field := mixed(rows):
+            return {"verdict": f"not comparable: {rows[0].name} had other {field} at other budgets"}
     a, b = ([*sorted(rows, key=lambda row: row.first.total_steps or 0)] for rows in (a, b))
     budgets = np.array([row.first.total_steps for row in a], dtype=float)
     target = a[0].first.target_accuracy
     (seeds_a, x), (seeds_b, y) = _accuracies(a), _accuracies(b)
-    n = [len(x), len(y)]
+    n = [int(_ran_all(x).sum()), int(_ran_all(y).sum())]
     if any(len(row.finals()) < row.n for row in (*a, *b)):
         return {"n": n, "verdict": "not comparable: not every run ended its budget"}
     if min(n) < 2:
         return {"n": n, "verdict": f"not tested: n = {min(n)} seeds that ran every budget"}
-    paired = seeds_a == seeds_b and len(seeds_a) >= inference.MIN_PAIRS
+    tested = [np.array(s)[_ran_all(v)].tolist() for s, v in ((seeds_a, x), (seeds_b, y))]
+    paired = tested[0] == tested[1] and n[0] >= inference.MIN_PAIRS
     found: dict[str, Any] = {"n": n, "total_steps": [int(s) for s in budgets]}
     found |= test_tables(budgets, target, x, y, paired)
     if found["ratio"] is not None and min(n) >= 3:
@@ -101,12 +126,14 @@ def test_tables(
     """Returns ratio of interpolated budgets, p, direction for accuracies x [n, k] and y [m, k].
 
     The ratio is that of the medians; the test ranks the seeds by the budget that each needs on
-    its own ladder, so a whole seed is what is exchanged between the recipes.
+    its own ladder, so a whole seed is what is exchanged between the recipes. A seed with a NaN was
+    not run at that budget: it is in the medians, not in the test.
     """
-    needed = steps_needed(budgets, np.concatenate([x, y]), target)
+    whole = [v[_ran_all(v)] for v in (x, y)]
+    needed = steps_needed(budgets, np.concatenate(whole), target)
     lo = np.minimum(needed, budgets[-1])
-    found = inference.test_scores(inference.waiting_scores(lo, needed), len(x), paired)
-    steps = [float(steps_needed(budgets, np.median(v, axis=0), target)) for v in (x, y)]
+    found = inference.test_scores(inference.waiting_scores(lo, needed), len(whole[0]), paired)
+    steps = [float(steps_needed(budgets, _medians(v), target)) for v in (x, y)]
     known = all(map(math.isfinite, steps))
     return found | {"ratio": steps[0] / steps[1] if known else None} | _bound(budgets, *steps)
 
@@ -123,16 +150,21 @@ def _bound(budgets: np.ndarray, a: float, b: float) -> dict[str, float]:
 
 def _log_steps(budgets: np.ndarray, target: float, accuracies: np.ndarray) -> np.ndarray:
     """Returns log steps needed for accuracies [..., n, k]; beyond the ladder counts as twice it."""
-    steps = steps_needed(budgets, np.median(accuracies, axis=-2), target)
+    steps = steps_needed(budgets, _medians(accuracies), target)
     return np.log(np.minimum(steps, 2 * budgets[-1]))
+
+
+def _draws(accuracies: np.ndarray, seed: int | list[int]) -> np.ndarray:
+    """Returns bootstrap indices; the seeds run at every budget and the others are drawn apart."""
+    rng, ran_all = np.random.default_rng(seed), _ran_all(accuracies)
+    parts = [np.flatnonzero(of) for of in (ran_all, ~ran_all) if of.any()]
+    size = inference.N_RESAMPLES
+    return np.concatenate([p[rng.integers(0, len(p), (size, len(p)))] for p in parts], axis=1)
 
 
 def _interval(
     budgets: np.ndarray, target: float, x: np.ndarray, y: np.ndarray, paired: bool
 ) -> list[float]:
-    draws = [inference.resamples(len(x))] * 2
-    if not paired:
-        rng = np.random.default_rng([len(x), len(y)])
-        draws[1] = rng.integers(0, len(y), size=(len(draws[0]), len(y)))
+    draws = [_draws(x, len(x)), _draws(y, len(y) if paired else [len(x), len(y)])]
     logs = [_log_steps(budgets, target, v[i]) for v, i in zip((x, y), draws, strict=True)]
     return list(inference.percentile_interval(np.exp(logs[0] - logs[1])))

@@ -13,11 +13,7 @@ def verdict(test: dict[str, Any]) -> str:
     A difference is claimed for a against b only if the corrected p is at most 5 % and the medians,
     where both are known, differ in the same direction.
     """
-    n = (
-        f"n = {test['n'][0]}"
-        if test["n"][0] == test["n"][1]
-        else "n = {} and {}".format(*test["n"])
-    )
+    n = seeds(test)
     if test["smallest_p"] * test["n_tests"] > ALPHA:
         among = f" in {test['n_tests']} comparisons" if test["n_tests"] > 1 else ""
         return f"no difference shown with {n}: too few seeds to show any{among}"
@@ -26,6 +22,11 @@ def verdict(test: dict[str, Any]) -> str:
     if test["measure"] == "B":
         return "higher final accuracy" if test["lower"] else "lower final accuracy"
     return "fewer steps" if test["lower"] else "more steps"
+
+
+def seeds(test: dict[str, Any]) -> str:
+    a, b = test["n"]
+    return f"n = {a}" if a == b else f"n = {a} and {b}"
 
 
 def _medians_disagree(test: dict[str, Any]) -> bool:
@@ -56,7 +57,8 @@ def sentence(test: dict[str, Any]) -> str:
     size = _size(test if test["lower"] else mirrored(test))
     words = "ends with higher final accuracy" if test["measure"] == "B" else "needs fewer steps"
     ladder = ", by its budget ladder" if test["measure"] == "ladder" else ""
-    return f"{better} {words} than {worse}{ladder} ({size}{evidence})"
+    n = seeds(test if test["lower"] else test | {"n": test["n"][::-1]})
+    return f"{better} {words} than {worse}{ladder} ({size}{n}, {evidence})"
 
 
 def mirrored(test: dict[str, Any]) -> dict[str, Any]:

@@ -166,7 +166,7 @@ def test_beyond_an_end_of_the_ladder_the_ratio_is_a_bound(lars, shampoo, bound, 
     ladder(tmp_path, "shampoo:digits", shampoo, 10)
     (test,) = report_on(tmp_path)["comparisons"]
     assert test["ratio_above"] == pytest.approx(1 / bound)
-    assert f"by its budget ladder (ratio of steps below {bound:.3f}; p" in test["sentence"]
+    assert f"by its budget ladder (ratio of steps below {bound:.3f}; n = 10, p" in test["sentence"]
 
 
 def test_several_comparisons_are_corrected_for_their_number(tmp_path):
@@ -361,3 +361,38 @@ def test_a_ladder_is_not_decided_among_the_runs_that_ended_alone(tmp_path):
     (test,) = report_on(tmp_path)["comparisons"]
     assert test["measure"] == "ladder"
     assert test["verdict"] == "not comparable: not every run ended its budget"
+
+
+def test_a_ladders_sizes_are_of_all_runs_and_its_test_of_the_seeds_run_at_every_budget(tmp_path):
+    """As its own line: five more seeds at the middle budget move the median there."""
+    for recipe, shift in (("lars:digits", 0), ("shampoo:digits", 40)):
+        for budget, final in ((32, 920), (64, 950), (96, 990)):
+            for seed in range(15 if budget == 64 else 5):
+                more = 10 if seed >= 5 else 0
+                write_run(tmp_path, recipe, seed, (300, min(final + shift + more, 1000)),
+                          eval_every_steps=budget // 2)  # fmt: skip
+    found = report_on(tmp_path)
+    (test,) = found["comparisons"]
+    lars, shampoo = found["ladders"]
+    assert lars["interpolated"] == pytest.approx(64 + 32 * 10 / 30)  # .960 at 64, not .950
+    assert shampoo["interpolated"] == pytest.approx(32 + 32 * 10 / 40)
+    assert test["ratio"] == pytest.approx(lars["interpolated"] / shampoo["interpolated"])
+    assert test["n"] == [5, 5]
+    assert test["p_value"] == pytest.approx(2 / 252)  # of five against five
+    assert "n = 5, p = 0.0079)" in test["sentence"]
+
+
+def test_budgets_that_were_run_with_other_settings_are_no_ladder(tmp_path):
+    for recipe, momenta in (("lars:digits", (0.5, 0.9)), ("sm3:digits", (0.5, 0.5))):
+        for budget, momentum in zip((32, 64), momenta, strict=True):
+            for seed in range(5):
+                settings = {"optimizer": {"momentum": momentum}}
+                settings |= {"schedule": {"warmup_steps": budget / 10}}
+                write_run(tmp_path, recipe, seed, (500, 980), eval_every_steps=budget // 2,
+                          config=settings)  # fmt: skip
+    found = report_on(tmp_path)
+    assert [ladder["recipe"] for ladder in found["ladders"]] == ["sm3:digits"]
+    (test,) = found["comparisons"]
+    assert test["verdict"] == (
+        "not comparable: lars:digits had other optimizer.momentum at other budgets"
+    )
