@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from one_line_parser import OneLineParser
-from reporting import archive, collect, document, screen
+from reporting import archive, collect, document, output, screen
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--markdown", type=Path, metavar="FILE")
     options = parser.parse_args(argv)
     outputs = options.json, options.html, options.markdown
-    if not any(outputs) and len(options.dirs) == 1 and (options.dirs[0] / archive.NAME).is_file():
+    if not any(outputs) and len(options.dirs) == 1 and archive.is_study(options.dirs[0]):
         outputs = options.dirs[0] / "report.json", None, options.dirs[0] / "README.md"
     try:
         make_report(options.dirs, *outputs)
@@ -41,7 +41,12 @@ def make_report(
     html_path: Path | None = None,
     markdown_path: Path | None = None,
 ) -> None:
-    """Reads, prints and writes. ValueError: nothing to report, or a file that cannot be written."""
+    """Reads, prints, and writes all files or none.
+
+    Raises:
+      ValueError: nothing to report, or a file that cannot be written.
+      OSError: the disk is full; the files are those of before.
+    """
     for path in (json_path, html_path, markdown_path):
         if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
             raise ValueError(f"FILE={path}: its folder must exist and it must not be a folder")
@@ -53,16 +58,20 @@ def make_report(
         raise ValueError(f"DIR={places}: no usable run.json or MLPerf result*.txt is below it")
     report, rows = document.build(runs, problems)
     print(screen.render(report), end="")
+    texts: dict[Path, str] = {}
     if json_path is not None:
-        json_path.write_text(json.dumps(report, indent=1, allow_nan=False) + "\n", "utf-8")
+        texts[json_path] = json.dumps(report, indent=1, allow_nan=False) + "\n"
     if html_path is not None:
         from reporting import html  # matplotlib is slow to start and needed here alone
 
-        html_path.write_text(html.render(report, rows), "utf-8")
+        texts[html_path] = html.render(report, rows)
     if markdown_path is not None:
         from reporting import markdown  # as html
 
-        markdown.write(markdown_path, report, rows)
+        texts |= markdown.page(markdown_path, report, rows)
+    output.write(texts)
+    for path in filter(None, (json_path, html_path, markdown_path)):
+        print(f"written: {path}")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ everything that a report reads of a run folder, except metrics.csv.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +21,25 @@ from reporting.runs import Run, read_json
 NAME, FORMAT = "runs.json", 1
 
 
-def write(path: Path, root: Path, without: str) -> None:
-    """Archives the run folders below `root`; those below a folder called `without` are left out.
+def text(root: Path, folders: Iterable[Path]) -> str:
+    """Returns the archive of these run folders below `root`.
 
     Raises:
-      ValueError, OSError: a file that cannot be read.
+      ValueError, OSError: a file that is missing or cannot be read.
     """
     groups: dict[Path, list[Path]] = {}
-    for file in sorted(root.glob("**/run.json")):
-        if without not in file.relative_to(root).parts:
-            groups.setdefault(file.parent.parent, []).append(file.parent)
+    for folder in sorted(folders):
+        groups.setdefault(folder.parent, []).append(folder)
     content = {"format": FORMAT, "groups": [_group(root, found) for found in groups.values()]}
-    path.write_text(json.dumps(content, indent=1) + "\n", "utf-8")
+    return json.dumps(content, indent=1) + "\n"
+
+
+def is_study(folder: Path) -> bool:
+    """Whether a folder holds an archive, and so a page that is written from it."""
+    try:
+        return {"format", "groups"} <= set(read_json(folder / NAME))
+    except (OSError, ValueError):
+        return False
 
 
 def _group(root: Path, folders: Sequence[Path]) -> dict[str, Any]:
@@ -53,10 +60,10 @@ def _group(root: Path, folders: Sequence[Path]) -> dict[str, Any]:
     return told | {"runs": own}
 
 
-def read(path: Path) -> list[Run | tuple[str, str]]:
+def read(path: Path) -> list[Run | tuple[str, str, str | None]]:
     """Returns the runs of an archive, checked as run folders are.
 
-    A run that is wrong is (its path, what is wrong) in its place.
+    A run that is wrong is (its path, what is wrong, its recipe) in its place.
 
     Raises:
       ValueError: the file is no such archive.
@@ -64,7 +71,7 @@ def read(path: Path) -> list[Run | tuple[str, str]]:
     content = read_json(path)
     if content.get("format") != FORMAT:
         raise ValueError(f"{path.name}: format={content.get('format')!r}, {FORMAT} is known")
-    found: list[Run | tuple[str, str]] = []
+    found: list[Run | tuple[str, str, str | None]] = []
     try:
         for group in content["groups"]:
             for name, own in group["runs"].items():
@@ -74,10 +81,12 @@ def read(path: Path) -> list[Run | tuple[str, str]]:
     return found
 
 
-def _read(name: str, group: Mapping[str, Any], own: Mapping[str, Any]) -> Run | tuple[str, str]:
+def _read(
+    name: str, group: Mapping[str, Any], own: Mapping[str, Any]
+) -> Run | tuple[str, str, str | None]:
     record, config = group["record"] | own["record"], group["config"] | own["config"]
     curve = None if own["curve"] is None else "\n".join(own["curve"])
     try:
         return run_folder.check_run(name, record, config, curve)
     except ValueError as error:
-        return name, str(error)
+        return name, str(error), str(record.get("recipe") or "") or None

@@ -6,17 +6,24 @@ The published claims beside what is predicted and what was run; and what the stu
 from __future__ import annotations
 
 import collections
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pod import predict
-from reporting import markdown_table, published
+from reporting import markdown_table, output, published
 from reporting.runs import read_json
 
 ROOT = Path(__file__).resolve().parent.parent
 BEGIN, END = "<!-- claims: python -m reporting.claims -->", "<!-- end of claims -->"
 STUDIES = "<!-- studies: python -m reporting.claims -->", "<!-- end of studies -->"
+ANSWERS = {
+    "grows": "it grows",
+    "shrinks": "it shrinks",
+    "no change shown": "no change is shown",
+    "too few seeds to show any change": "too few seeds could show any change",
+}
 
 
 def reports() -> dict[str, dict[str, Any]]:
@@ -60,21 +67,31 @@ def studies() -> str:
     lines = markdown_table.table(("steps to a median of", *names), rows)
     for name, report in committed.items():
         if tests := report["batches"]:
-            counts = collections.Counter(test["verdict"] for test in tests)
-            said = ", ".join(f"{verdict} in {n}" for verdict, n in counts.most_common())
             batches = tests[0]["batches"]
+            others = dict.fromkeys(test["other"] for test in tests)
+            said = ", ".join(f"over `{o.partition(':')[0]}` {_answers(tests, o)}" for o in others)
             lines += [
                 "",
-                f"Does Shampoo's advantage grow with the batch? From {batches[0]:,} to "
-                f"{batches[-1]:,}, over {len(tests)} comparisons: {said} "
-                f"([all of them](results/{name}/README.md)).",
+                f"Does Shampoo's advantage grow with the batch, from {batches[0]:,} to "
+                f"{batches[-1]:,}? {said[:1].upper()}{said[1:]} "
+                f"([all accuracies, and what was tuned again](results/{name}/README.md)).",
             ]
     return "\n".join(lines)
 
 
 def _longest_ladders(report: Mapping[str, Any]) -> list[dict[str, Any]]:
-    longest = max((len(ladder["budgets"]) for ladder in report["ladders"]), default=0)
-    return [ladder for ladder in report["ladders"] if len(ladder["budgets"]) == longest]
+    """Returns the ladders of one data set and batch size: the first that has the longest."""
+    groups: dict[Any, list[dict[str, Any]]] = {}
+    for ladder in report["ladders"]:
+        groups.setdefault((ladder["dataset"], ladder["global_batch_size"]), []).append(ladder)
+    return max(groups.values(), key=lambda of: max(len(x["budgets"]) for x in of), default=[])
+
+
+def _answers(tests: Sequence[Mapping[str, Any]], other: str) -> str:
+    """Returns how often each verdict was found over one other optimizer."""
+    found = [test["verdict"] for test in tests if test["other"] == other]
+    counts = collections.Counter(found).most_common()
+    return " and ".join(f"{ANSWERS[verdict]} in {n} of {len(found)}" for verdict, n in counts)
 
 
 def _optimizer(ladder: Mapping[str, Any]) -> str:
@@ -90,9 +107,24 @@ def _steps(ladder: Mapping[str, Any]) -> str:
 
 
 def replaced(page: str, begin: str, end: str, content: str) -> str:
-    """The page with other content between its two markers."""
-    before, rest = page.split(begin)
-    return f"{before}{begin}\n{content}\n{end}{rest.split(end)[1]}"
+    """The page with other content between its two markers.
+
+    Raises:
+      ValueError: they do not stand there once each, in this order.
+    """
+    if (page.count(begin), page.count(end)) != (1, 1) or page.index(begin) > page.index(end):
+        raise ValueError(f"needs {begin} and, after it, {end}, each once")
+    return f"{page[: page.index(begin)]}{begin}\n{content}\n{page[page.index(end) :]}"
+
+
+def write(page: Path, inserted: Callable[[str], str]) -> int:
+    """Writes a page anew; returns the exit status: 0, or 2 after one message for the user."""
+    try:
+        output.write({page: inserted(page.read_text("utf-8"))})
+    except (OSError, ValueError) as error:
+        print(f"error: {page.name}: {error}", file=sys.stderr)
+        return 2
+    return 0
 
 
 def inserted(readme: str) -> str:
@@ -101,5 +133,4 @@ def inserted(readme: str) -> str:
 
 
 if __name__ == "__main__":
-    path = ROOT / "README.md"
-    path.write_text(inserted(path.read_text("utf-8")), "utf-8")
+    sys.exit(write(ROOT / "README.md", inserted))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,15 @@ from reporting.runs import read_json
 OTHER_BATCH = "not comparable: other batch"  # said once, by the titles
 
 
-def write(path: Path, report: dict[str, Any], rows: Sequence[Row]) -> None:
-    """Writes `path` and, beside it, the figures that it shows."""
+def page(path: Path, report: dict[str, Any], rows: Sequence[Row]) -> dict[Path, str]:
+    """Returns {file: text} of the page and, beside it, the figures that it shows.
+
+    The trials are those of the trials*.json beside it.
+    """
     pictures = drawn(report, rows)
-    for name, svg in pictures.items():
-        (path.parent / name).write_text(svg + "\n", "utf-8")
     trials = sorted(path.parent.glob("trials*.json"))
-    path.write_text(render(report, rows, list(pictures), trials), "utf-8")
+    figures = {path.parent / name: svg + "\n" for name, svg in pictures.items()}
+    return figures | {path: render(report, rows, list(pictures), trials)}
 
 
 def drawn(report: dict[str, Any], rows: Sequence[Row]) -> dict[str, str]:
@@ -46,8 +48,8 @@ def render(
     lines = [
         f"# {', '.join(datasets)}: what was run, and what it shows",
         "",
-        "Written by `report.py --markdown` from the records and curves of all runs here; nothing "
-        "on this page is typed.",
+        "Written by `report.py` from the records and curves of all runs here; nothing on this page "
+        "is typed.",
         "",
         report["proxy_note"] or "",
         "",
@@ -61,7 +63,7 @@ def render(
         *_ladders(report["ladders"]),
         *(f"![{name.removesuffix('.svg')}]({name})\n" for name in pictures),
         *_runs(report["rows"]),
-        *_tuning(trials, {run.seed for row in rows for run in row.runs}),
+        *_tuning(trials, rows),
         *_cost(rows),
         *_provenance(rows),
         *_failed(report),
@@ -87,7 +89,11 @@ def _by_batch(
 def _batches(tests: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     if tests:
         yield "## Does Shampoo's advantage grow with the batch?\n"
-        yield "Final accuracy after the same number of examples, seed by seed.\n"
+        yield (
+            "Final accuracy after the same number of examples, seed by seed. An advantage grows by "
+            "what the other optimizer loses as well: its own accuracies stand under Runs, what was "
+            "tuned again at each batch size under Tuning.\n"
+        )
         yield from (f"* {test['sentence']}" for test in tests)
         yield ""
         batches = sorted({batch for test in tests for batch in test["batches"]})
@@ -120,6 +126,13 @@ def _runs(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
         yield f"{title}\n"
         yield from table(head, [_cells(row) for row in found])
         yield ""
+        flags: dict[str, dict[str, None]] = {}
+        for row in found:
+            for flag in row["flags"]:
+                flags.setdefault(flag, {})[row["recipe"]] = None
+        yield from (f"* {', '.join(recipes)}: {flag}" for flag, recipes in flags.items())
+        if flags:
+            yield ""
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
@@ -133,32 +146,35 @@ def _cells(row: dict[str, Any]) -> list[str]:
     ]
 
 
-def _tuning(files: Sequence[Path], seeds: Collection[int | None]) -> Iterator[str]:
+def _tuning(files: Sequence[Path], rows: Sequence[Row]) -> Iterator[str]:
     """What the trials chose: each file holds all of them, with their accuracies.
 
     Args:
-      seeds: of the runs on this page.
+      rows: of this page, whose recipes and seeds are held against the trials'.
     """
     if not files:
         return
-    lines, alike, fresh = [], True, True
+    lines, numbers, fresh = [], set(), True
+    seeds = {run.seed for row in rows for run in row.runs}
+    untuned = {row.first.recipe for row in rows if row.first.kind == "run"}
     for file in files:
         try:
-            found = read_json(file).items()
-            lines += [[f"[{file.name}]({file.name})", *_chosen(r, of)] for r, of in found]
-            alike &= len({len(of["trials"]) for _, of in found}) == 1
-            tuned_on = {
-                int(s) for _, of in found for t in of["trials"] for s in t["final_accuracy"]
-            }
-            fresh &= not tuned_on & set(seeds)
-        except (KeyError, TypeError, AttributeError, IndexError) as error:
-            raise ValueError(f"{file}: not what sweep.py --trials writes ({error!r})") from error
+            found = read_json(file)
+            lines += [[f"[{file.name}]({file.name})", *_chosen(r, of)] for r, of in found.items()]
+            trials = [trial for of in found.values() for trial in of["trials"]]
+            fresh &= not {int(s) for trial in trials for s in trial["final_accuracy"]} & seeds
+            numbers.add((len({len(of["trials"]) for of in found.values()}), file))
+        except (KeyError, TypeError, AttributeError, IndexError, ValueError, OverflowError) as e:
+            raise ValueError(f"{file}: not what sweep.py --trials writes ({e!r})") from e
+        untuned -= set(found)
     yield "## Tuning\n"
+    alike = all(n == 1 for n, _ in numbers) and not untuned
     number = "the same number" if alike else "NOT the same number"
     where = "seeds not used above" if fresh else "SEEDS THAT ARE ALSO ABOVE"
+    none = f"; none for {', '.join(sorted(untuned))}" if untuned else ""
     yield (
-        f"Quasi-random trials, {number} for every optimizer, on {where}. The verdict is on the "
-        "optimizers as tuned so: other points, or more of them, may choose others.\n"
+        f"Quasi-random trials, {number} for every optimizer{none}, on {where}. The verdict is on "
+        "the optimizers as tuned so: other points, or more of them, may choose others.\n"
     )
     head = ("all trials", "recipe", "trials", "seeds each", "chosen", "its median accuracy")
     yield from table(head, lines)
@@ -166,11 +182,21 @@ def _tuning(files: Sequence[Path], seeds: Collection[int | None]) -> Iterator[st
 
 
 def _chosen(recipe: str, found: Mapping[str, Any]) -> list[str]:
-    """Returns the cells of one recipe's trials; none is chosen where none was finished."""
+    """Returns the cells of one recipe's trials; none is chosen where none was finished.
+
+    Raises:
+      ValueError: the chosen trial is not the best, or an accuracy is none.
+    """
     trials, number = found["trials"], found["chosen"]
-    cells = [recipe, str(len(trials)), str(len(trials[0]["final_accuracy"]))]
+    n_seeds = sorted({len(trial["final_accuracy"]) for trial in trials})
+    cells = [recipe, str(len(trials)), " to ".join(map(str, n_seeds[:1] + n_seeds[1:][-1:]))]
+    medians = [trial["median"] for trial in trials if trial["median"] is not None]
+    if any(not 0 <= median <= 1 for median in medians):
+        raise ValueError(f"{recipe}: a median accuracy outside of 0 to 1")
     if number is None:
         return [*cells, "none", "-"]
+    if number < 0 or trials[number]["median"] != max(medians):
+        raise ValueError(f"{recipe}: chosen={number} is not the best trial")
     values = ", ".join(f"{k.split('.')[-1]} {v:g}" for k, v in trials[number]["values"].items())
     return [*cells, values, screen.fraction(trials[number]["median"])]
 
@@ -180,8 +206,9 @@ def _cost(rows: Sequence[Row]) -> Iterator[str]:
     if not rows:
         return
     yield "## Cost\n"
-    n_runs, hours = sum(len(row.runs) for row in rows), provenance.cpu_hours(rows)
-    yield f"{n_runs:,} runs, {hours:.1f} CPU-hours together, tuning not counted. {html.COST}\n"
+    n_runs, (n_known, hours) = sum(row.n for row in rows), provenance.cpu_hours(rows)
+    of = "" if n_known == n_runs else f" in the {n_known:,} of them that noted it"
+    yield f"{n_runs:,} runs, {hours:.1f} CPU-hours together{of}, tuning not counted. {html.COST}\n"
     lines = []
     for row in rows:
         cost = provenance.cost(row)

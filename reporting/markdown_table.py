@@ -4,9 +4,9 @@ from collections.abc import Iterable, Sequence
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Returns its lines; a cell's vertical bars, which would end it, become semicolons."""
+    """Returns its lines; what would end a cell, bars and line ends, becomes semicolons, blanks."""
     return [
         f"| {' | '.join(head)} |",
         "|---" * len(head) + "|",
-        *(f"| {' | '.join(cell.replace('|', ';') for cell in row)} |" for row in rows),
+        *(f"| {' | '.join(' '.join(c.replace('|', ';').split()) for c in row)} |" for row in rows),
     ]

@@ -77,10 +77,11 @@ def cost(row: Row) -> dict[str, float | None]:
     }
 
 
-def cpu_hours(rows: Sequence[Row]) -> float:
-    """Returns the CPU-hours of all runs together, of those that recorded them."""
+def cpu_hours(rows: Sequence[Row]) -> tuple[int, float]:
+    """Returns (the number of runs that noted their CPU-seconds, their hours together)."""
     seconds = [_seconds(run.record, "cpu") for row in rows for run in row.runs]
-    return sum(s for s in seconds if s is not None) / 3600
+    known = [s for s in seconds if s is not None]
+    return len(known), sum(known) / 3600
 
 
 def _seconds(record: Mapping[str, Any], key: str) -> float | None:

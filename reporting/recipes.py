@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
 
 from configs import command_line
-from reporting import markdown_table
-from reporting.claims import ROOT, replaced
+from reporting import claims, markdown_table
 
-PAGE = ROOT / "docs" / "recipes.md"
+PAGE = claims.ROOT / "docs" / "recipes.md"
 BEGIN, END = "<!-- values: python -m reporting.recipes -->", "<!-- end of values -->"
 TASK = "imagenet2012"  # recipes on other data sets are proxies: nobody published them
 # What a publication may state or leave open; everything of the optimizer and the schedule is added.
@@ -94,8 +94,8 @@ def table() -> str:
 
 def inserted(page: str) -> str:
     """The page with its table replaced by the present one."""
-    return replaced(page, BEGIN, END, table())
+    return claims.replaced(page, BEGIN, END, table())
 
 
 if __name__ == "__main__":
-    PAGE.write_text(inserted(PAGE.read_text("utf-8")), "utf-8")
+    sys.exit(claims.write(PAGE, inserted))

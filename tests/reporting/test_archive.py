@@ -8,7 +8,7 @@ import pytest
 from run_folders import write_run
 
 import report
-from reporting import archive, collect
+from reporting import archive, collect, output
 
 
 def folders(out):
@@ -21,10 +21,16 @@ def folders(out):
     return out
 
 
+def write_archive(path, root):
+    """Of all runs below `root` but those of the tuning."""
+    found = [file.parent for file in root.glob("**/run.json") if "tuning" not in file.parts]
+    path.write_text(archive.text(root, found))
+
+
 def test_the_archive_gives_the_report_of_the_folders(tmp_path):
     folders(tmp_path / "a")
     (tmp_path / "b").mkdir()
-    archive.write(tmp_path / "b" / archive.NAME, tmp_path / "a", without="tuning")
+    write_archive(tmp_path / "b" / archive.NAME, tmp_path / "a")
     from_folders, _ = collect.collect([tmp_path / "a" / "ladder"])
     from_archive, problems = collect.collect([tmp_path / "b"])
     assert not problems
@@ -48,7 +54,7 @@ def test_a_run_that_left_less_is_archived_with_what_it_left(missing, tmp_path):
     (folder / missing).unlink()
     write_run(tmp_path / "a", seed=1, counts=(500, 600))
     (tmp_path / "b").mkdir()
-    archive.write(tmp_path / "b" / archive.NAME, tmp_path / "a", without="tuning")
+    write_archive(tmp_path / "b" / archive.NAME, tmp_path / "a")
     told = []
     for place in ("a", "b"):
         runs, problems = collect.collect([tmp_path / place])
@@ -60,7 +66,7 @@ def test_a_run_that_left_less_is_archived_with_what_it_left(missing, tmp_path):
 
 def test_what_all_runs_share_stands_once(tmp_path):
     folders(tmp_path / "a")
-    archive.write(tmp_path / "runs.json", tmp_path / "a", without="tuning")
+    write_archive(tmp_path / "runs.json", tmp_path / "a")
     groups = json.loads((tmp_path / "runs.json").read_text())["groups"]
     (largest,) = [g for g in groups if "ladder/lars:digits/steps_0064/seed_0003" in g["runs"]]
     own = largest["runs"]["ladder/lars:digits/steps_0064/seed_0003"]
@@ -80,7 +86,7 @@ def test_what_all_runs_share_stands_once(tmp_path):
 )
 def test_a_damaged_archive_is_told_as_one_problem(tmp_path, damage, said):
     folders(tmp_path / "a")
-    archive.write(tmp_path / "runs.json", tmp_path / "a", without="tuning")
+    write_archive(tmp_path / "runs.json", tmp_path / "a")
     content = json.loads((tmp_path / "runs.json").read_text())
     damage(content)
     (tmp_path / "runs.json").write_text(json.dumps(content))
@@ -92,7 +98,7 @@ def test_a_damaged_archive_is_told_as_one_problem(tmp_path, damage, said):
 
 def test_a_forged_curve_is_one_problem_and_the_other_runs_count(tmp_path, capsys):
     folders(tmp_path / "a")
-    archive.write(tmp_path / "runs.json", tmp_path / "a", without="tuning")
+    write_archive(tmp_path / "runs.json", tmp_path / "a")
     text = (tmp_path / "runs.json").read_text()
     forged = text.replace('"48,963,1000,0.963,0.5"', '"48,993,1000,0.993,0.5"')
     assert forged != text
@@ -183,7 +189,8 @@ def test_the_page_adds_up_what_its_runs_cost(tmp_path):
     for seed, cpu in enumerate((3600.0, 1800.0, None)):
         seconds = {"train": 5.0} | ({} if cpu is None else {"cpu": cpu})
         write_run(tmp_path, "lars:digits", seed, record={"seconds": seconds})
-    assert "3 runs, 1.5 CPU-hours together, tuning not counted." in page(tmp_path)
+    told = "3 runs, 1.5 CPU-hours together in the 2 of them that noted it, tuning not counted."
+    assert told in page(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -203,6 +210,38 @@ def test_the_page_says_of_the_tuning_what_its_file_shows(seeds, n_trials, words,
     text = page(tmp_path)
     assert words in text
     assert "| lars:digits | 1 | 1 | none | - |" in text
+
+
+def test_a_page_that_cannot_be_written_leaves_all_files_as_they_were(tmp_path, capsys):
+    """The page is rendered before anything is written; so is a name that is no UTF-8."""
+    study = tmp_path / "study"
+    study.mkdir()
+    folders(tmp_path / "a")
+    write_archive(study / archive.NAME, tmp_path / "a")
+    assert report.main([str(study)]) == 0
+    assert "written: " in capsys.readouterr().out
+    before = {file.name: file.read_bytes() for file in study.iterdir()}
+    runs = json.loads((study / archive.NAME).read_text())
+    runs["groups"] = runs["groups"][:1]
+    trial = {"values": {}, "final_accuracy": {"7": None}, "median": None}
+    no_utf8 = json.dumps({"\ud800": {"chosen": None, "trials": [trial]}})
+    for broken in (no_utf8, "{"):
+        (study / archive.NAME).write_text(json.dumps(runs))
+        (study / "trials.json").write_text(broken)
+        assert report.main([str(study)]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+        (study / "trials.json").unlink()
+        after = {file.name: file.read_bytes() for file in study.iterdir()}
+        assert {name for name in after if after[name] != before.get(name)} == {archive.NAME}
+
+
+def test_a_readme_beside_a_runs_json_of_somebody_else_is_left_alone(tmp_path):
+    write_run(tmp_path, "lars:digits", 0)
+    (tmp_path / "runs.json").write_text('{"my": "own"}')
+    (tmp_path / "README.md").write_text("notes")
+    assert report.main([str(tmp_path)]) == 0
+    assert (tmp_path / "README.md").read_text() == "notes"
+    assert not (tmp_path / "report.json").exists()
 
 
 def test_foreign_trials_are_one_message(tmp_path, capsys):
@@ -237,7 +276,7 @@ def test_the_page_and_its_figures_are_written_anew_from_the_archive(tmp_path):
     for name in ("b", "c"):
         out = tmp_path / name
         out.mkdir()
-        archive.write(out / archive.NAME, tmp_path / "a", without="tuning")
+        write_archive(out / archive.NAME, tmp_path / "a")
         (out / "trials.json").write_text(json.dumps(trials))
         assert report.main([str(out)]) == 0
         pages.append({f.name: f.read_text() for f in out.iterdir()})
@@ -260,7 +299,7 @@ def test_without_a_file_asked_for_only_a_study_alone_is_written(tmp_path):
         write_run(tmp_path / "a", seed=seed, record={"device": device})
     study = tmp_path / "study"
     study.mkdir()
-    archive.write(study / archive.NAME, tmp_path / "a", without="tuning")
+    write_archive(study / archive.NAME, tmp_path / "a")
     before = sorted(tmp_path.rglob("*"))
     assert report.main([str(tmp_path / "a")]) == 0
     assert report.main([str(study), str(study)]) == 0
@@ -284,3 +323,73 @@ def test_the_verdicts_of_a_batch_size_stand_below_its_title(tmp_path):
     assert (small.count(shampoo), small.count(lars)) == (1, 0)
     assert (large.count(shampoo), large.count(lars)) == (0, 1)
     assert "other batch" not in verdicts
+
+
+def test_a_batch_size_with_runs_that_did_not_end_is_left_out_and_named(tmp_path):
+    """The others alone would be the survivors."""
+    for batch, steps, gain in ((256, 64, 0.0), (512, 32, 0.1), (1024, 16, 0.3)):
+        accuracies(tmp_path, "shampoo:digits", batch, steps, [0.6 + gain] * 8)
+        accuracies(tmp_path, "lars:digits", batch, steps, [0.6] * 8)
+    (file,) = tmp_path.glob("batch_1024/shampoo:digits/*/seed_0003/run.json")
+    record = json.loads(file.read_text())
+    file.write_text(json.dumps(record | {"status": "aborted", "final_accuracy": None}))
+    file.with_name("curve.csv").unlink()
+    text = page(tmp_path)
+    assert "from batch 256 to 512: grows (+10.00 points" in text
+    assert "; without batch 1,024: not every run ended its budget)" in text
+
+
+def test_settings_that_differ_at_one_batch_size_leave_it_out(tmp_path):
+    for batch, steps, gain in ((256, 64, 0.0), (512, 32, 0.1), (1024, 16, 0.3)):
+        accuracies(tmp_path, "shampoo:digits", batch, steps, [0.6 + gain] * 8)
+        accuracies(tmp_path, "lars:digits", batch, steps, [0.6] * 8)
+    write_run(tmp_path / "batch_1024", "lars:digits", 99, (600,), eval_every_steps=16,
+              record={"global_batch_size": 1024}, config={"label_smoothing": 0.3})  # fmt: skip
+    assert "; without batch 1,024: runs of several settings)" in page(tmp_path)
+
+
+def test_so_few_seeds_that_no_growth_could_be_shown_are_told(tmp_path):
+    """Five seeds: 2 / 2^5 = 6 % at best."""
+    for batch, steps, gain in ((256, 64, 0.0), (1024, 16, 0.3)):
+        accuracies(tmp_path, "shampoo:digits", batch, steps, [0.6 + gain] * 5)
+        accuracies(tmp_path, "lars:digits", batch, steps, [0.6] * 5)
+    assert "too few seeds to show any change (+30.00 points" in page(tmp_path)
+
+
+def test_a_run_lost_from_an_archive_is_a_flag_of_its_row(tmp_path):
+    folders(tmp_path / "a")
+    path = tmp_path / archive.NAME
+    write_archive(path, tmp_path / "a")
+    path.write_text(path.read_text().replace("16,500,1000,0.5,0.5", "16,500,1000,0.9,0.5", 1))
+    text = page(path.parent)
+    assert ": 1 run of this recipe is unfinished, lost or unreadable, not in n" in text
+
+
+def test_recipes_that_were_not_tuned_are_named(tmp_path):
+    for recipe in ("lars:digits", "sm3:digits"):
+        write_run(tmp_path / "runs", recipe, 0)
+    trial = {"values": {"optimizer.momentum": 0.5}, "final_accuracy": {"7": 0.5}, "median": 0.5}
+    table = {"lars:digits": {"chosen": 0, "trials": [trial]}}
+    (tmp_path / "trials.json").write_text(json.dumps(table))
+    assert "NOT the same number for every optimizer; none for sm3:digits, on" in page(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "median"), [(1, 0.5), (-1, 0.5), ("0", 0.5), (0, float("nan")), (0, 1e9)]
+)
+def test_a_choice_that_is_not_the_best_trial_is_refused(chosen, median, tmp_path, capsys):
+    write_run(tmp_path / "runs", "lars:digits", 0)
+    trial = {"values": {"optimizer.momentum": 0.5}, "final_accuracy": {"7": 0.5}}
+    trials = [trial | {"median": median}, trial | {"median": 0.4}]
+    table = {"lars:digits": {"chosen": chosen, "trials": trials}}
+    (tmp_path / "trials.json").write_text(json.dumps(table))
+    page(tmp_path, status=2)
+    assert "trials.json: not what sweep.py --trials writes" in capsys.readouterr().err
+
+
+def test_of_several_files_none_is_written_if_one_cannot_be(tmp_path):
+    (tmp_path / "old.json").write_text("old")
+    with pytest.raises(FileNotFoundError):
+        output.write({tmp_path / "old.json": "new", tmp_path / "nowhere" / "x.svg": "new"})
+    assert [file.name for file in tmp_path.iterdir()] == ["old.json"]
+    assert (tmp_path / "old.json").read_text() == "old"

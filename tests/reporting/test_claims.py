@@ -1,5 +1,7 @@
 """README's table of the studies, from reports whose numbers are known."""
 
+from functools import partial
+
 import pytest
 
 import report
@@ -61,6 +63,44 @@ def test_the_ladder_is_the_longest_and_the_batches_are_counted(results, tmp_path
     assert row == "| [93 % on digits](results/study/README.md) | 67.3 |"  # of 50, 60 and 70 steps
     assert not blank
     assert answer == (
-        "Does Shampoo's advantage grow with the batch? From 640 to 1,280, over 1 comparisons: "
-        "grows in 1 ([all of them](results/study/README.md))."
+        "Does Shampoo's advantage grow with the batch, from 640 to 1,280? Over `lars` it grows in "
+        "1 of 1 ([all accuracies, and what was tuned again](results/study/README.md))."
     )
+
+
+def test_of_batch_sizes_with_ladders_as_long_one_is_shown(results, tmp_path):
+    """Else a column would mix them."""
+    for batch, accuracy in ((640, 0.0), (1280, 0.015)):
+        for recipe in ("lars:digits", "sm3:digits"):
+            ladder(tmp_path / "runs" / str(batch), recipe, {50: 0.92 + accuracy, 60: 0.94},
+                   record={"global_batch_size": batch})  # fmt: skip
+    make(results / "study", tmp_path / "runs")
+    *_, row = claims.studies().splitlines()
+    assert row == "| [93 % on digits](results/study/README.md) | 55.0 | 55.0 |"
+
+
+PAGE = f"one\n{claims.BEGIN}\nold\n{claims.END}\ntwo\n"
+
+
+def test_a_page_keeps_all_around_its_markers():
+    found = claims.replaced(PAGE, claims.BEGIN, claims.END, "new")
+    assert found == PAGE.replace("old", "new")
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        PAGE.replace(claims.END, ""),
+        PAGE.replace(claims.BEGIN, ""),
+        PAGE + claims.END,
+        PAGE + claims.BEGIN,
+        f"{claims.END} {claims.BEGIN}",
+    ],
+)
+def test_a_page_whose_markers_are_damaged_is_left_as_it_is(damaged, tmp_path, capsys):
+    page = tmp_path / "page.md"
+    page.write_text(damaged)
+    inserted = partial(claims.replaced, begin=claims.BEGIN, end=claims.END, content="new")
+    assert claims.write(page, inserted) == 2
+    assert page.read_text() == damaged
+    assert capsys.readouterr().err.startswith(f"error: page.md: needs {claims.BEGIN} and")
