@@ -256,7 +256,7 @@ def main(argv: Sequence[str]) -> int:
         if options.trials:
             path = options.out / "trials.json"
             table = trials.write(path, asked, options.trials, options.search)
-            print(*trials.told(table), f"--tuned={path} takes them", sep="\n", flush=True)
+            print(*trials.told(table), f"{shlex.quote(f'--tuned={path}')} takes them", sep="\n")
     return FAILED if queue.has_failures or queue.stopped else DONE
 
 
