@@ -78,15 +78,25 @@ def test_every_batch_size_sees_the_same_examples_and_is_evaluated_as_often():
 
 
 def test_lars_scale_is_shampoo_with_the_scale_of_lars():
-    for task in ("digits", "fashion"):
-        mixed = command_line.load(f"shampoo_lars_scale:{task}")
-        lars, shampoo = (command_line.load(f"{name}:{task}") for name in ("lars", "shampoo"))
-        assert mixed.schedule == lars.schedule
-        assert mixed.optimizer.beta1 == lars.optimizer.momentum
-        assert mixed.optimizer.trust_coefficient == lars.optimizer.trust_coefficient
-        own = {"graft_type", "trust_coefficient", "beta1", "weight_decay"}
-        for field in set(shampoo.optimizer) - own:
-            assert mixed.optimizer[field] == shampoo.optimizer[field], field
+    mixed = command_line.load("shampoo_lars_scale:digits")
+    lars, shampoo = (command_line.load(f"{name}:digits") for name in ("lars", "shampoo"))
+    assert mixed.schedule == lars.schedule
+    assert mixed.optimizer.beta1 == lars.optimizer.momentum
+    assert mixed.optimizer.trust_coefficient == lars.optimizer.trust_coefficient
+    own = {"graft_type", "trust_coefficient", "beta1", "weight_decay"}
+    for field in set(shampoo.optimizer) - own:
+        assert mixed.optimizer[field] == shampoo.optimizer[field], field
+    assert command_line.load("shampoo_lars_scale:fashion").optimizer.graft_type == "LARS"
+
+
+@pytest.mark.parametrize("name", plan.STUDIES)
+def test_the_proxies_values_are_those_that_the_committed_study_chose(name):
+    table = json.loads((studies.ROOT / "results" / name / "trials.json").read_text())
+    for recipe, of in table.items():
+        config = command_line.load(recipe)
+        for field, value in of["trials"][of["chosen"]]["values"].items():
+            section, key = field.split(".")
+            assert config[section][key] == value, (recipe, field)
 
 
 def test_the_dry_run_prints_every_command_and_starts_none(tmp_path):

@@ -40,10 +40,10 @@ def test_the_rate_is_the_same_function_of_the_share_done(steps):
         return float(schedules.polynomial(total_steps=total, **config["schedule"])(share * total))
 
     config, stretched = at("lars:fashion", steps)
-    assert rate(stretched, 0.1) == pytest.approx(1.46, rel=1e-6)  # the end of warm-up: the peak
+    assert rate(stretched, 0.1) == pytest.approx(6.16, rel=1e-6)  # the end of warm-up: the peak
     assert rate(stretched, 0.05) == pytest.approx(rate(config, 0.05), rel=1e-6)
     # After it, the published decay with its "+ 1": warm-up a tenth of the budget as at 58 steps.
-    decayed = 1.46 * (1 - 0.4 * steps / (0.9 * steps + 1)) ** 2
+    decayed = 6.16 * (1 - 0.4 * steps / (0.9 * steps + 1)) ** 2
     assert rate(stretched, 0.5) == pytest.approx(decayed, rel=1e-5)
 
 
