@@ -142,7 +142,7 @@ def published_lines(entries: Sequence[dict[str, Any]]) -> list[str]:
     shown = [e for e in entries if "accuracies" not in e or e["here"] != "not run"]
     lines = [f"{e['label']}: {e['published']}; here: {e['here']}" for e in shown]
     if len(shown) < len(entries):
-        lines.append(f"{len(entries) - len(shown)} published MLPerf results: see report.html")
+        lines.append(f"{len(entries) - len(shown)} published MLPerf results: --html shows them")
     return lines
 
 

@@ -24,8 +24,6 @@ def cheapest(rows):
 @pytest.mark.parametrize("name", plan.STUDIES)
 def test_one_cell_run_again_lies_in_the_committed_interval(name, tmp_path):
     committed = studies.ROOT / "results" / name
-    if not committed.exists():
-        pytest.skip(f"make study-{name} has not been run and committed")
     row = cheapest(json.loads((committed / "report.json").read_text())["rows"])
     data = studies.ROOT / "data" / row["dataset"]
     if row["dataset"] == "fashion_mnist" and not data.exists():

@@ -109,8 +109,6 @@ def test_the_dry_run_prints_every_command_and_starts_none(tmp_path):
 @pytest.mark.parametrize("name", plan.STUDIES)
 def test_the_committed_page_is_that_of_the_committed_runs(name, tmp_path, monkeypatch):
     committed = studies.ROOT / "results" / name
-    if not committed.exists():
-        pytest.skip(f"make study-{name} has not been run and committed")
     here = pathlib.Path("results", name)
     monkeypatch.chdir(tmp_path)
     here.mkdir(parents=True)
