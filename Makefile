@@ -37,7 +37,7 @@ test: $(INSTALLED)  ## the test suite
 	$(RUN) -m pytest -n 2 --dist=loadfile -m "not slow and not tpu"
 
 test-slow: $(INSTALLED)  ## the tests that take longer
-	$(RUN) -m pytest -m "slow and not tpu"
+	$(RUN) -m pytest -m slow
 
 lint: $(INSTALLED)  ## ruff and mypy
 	$(RUN) -m ruff check .
