@@ -9,6 +9,7 @@ import signal
 import numpy as np
 import pytest
 from processes import NETWORK, Hosts
+from test_train import signal_at
 
 import joining
 import train
@@ -110,10 +111,10 @@ def test_hosts_are_one_process(recipe, n_hosts, n_devices, data, tmp_path, monke
 def test_a_checkpoint_goes_from_one_process_to_two_and_back(recipe, data, tmp_path, monkeypatch):
     """One process saves before its evaluation at step 2; both then evaluate that very state."""
     one, two = tmp_path / "one", tmp_path / "two"
-    with monkeypatch.context() as patch:
-        feed_like(patch, 2)
-        raise_at_evaluation(patch, 1)
-        for folder in (one, two):
+    for folder in (one, two):
+        with monkeypatch.context() as patch:
+            feed_like(patch, 2)
+            signal_at(patch, "eval_batches", 1)
             with pytest.raises(Preempted):
                 run_alone(recipe, data, folder)
     refused = Hosts(2, 4, tmp_path, two, *arguments(recipe, data))
@@ -135,12 +136,6 @@ def test_a_checkpoint_goes_from_one_process_to_two_and_back(recipe, data, tmp_pa
         assert column(one / "curve.csv", name)[0] == column(two / "curve.csv", name)[0]
     losses = [column(w / "curve.csv", "loss") for w in (one, two)]
     np.testing.assert_allclose(*losses, rtol=0, atol=1e-5)
-
-
-def raise_at_evaluation(monkeypatch, n):
-    from test_train import signal_at
-
-    signal_at(monkeypatch, "eval_batches", n)
 
 
 LONG = ("--config.total_steps=40", "--config.eval_every_steps=10")
