@@ -8,8 +8,7 @@ import jax
 from etils import epath
 
 import workdir
-
-CURVE_HEADER = ("step", "n_correct", "n_seen", "accuracy", "loss")
+from reporting import curves
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,4 +64,4 @@ def steps_to_target(curve: Sequence[Evaluation], target_accuracy: float) -> int 
 def write_curve(path: epath.Path, curve: Sequence[Evaluation]) -> None:
     """Writes curve.csv; it holds no times, so two equal runs are equal byte for byte."""
     rows = [(p.step, p.n_correct, p.n_seen, f"{p.accuracy:.6f}", f"{p.loss:.9g}") for p in curve]
-    workdir.write_csv(path, CURVE_HEADER, rows)
+    workdir.write_csv(path, curves.COLUMNS, rows)
