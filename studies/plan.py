@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 OPTIMIZERS = ("lars", "nesterov", "sm3", "shampoo")
 # Not the authors' method: tuned alike, a row apart.
 ALL = (*OPTIMIZERS, "shampoo_lars_scale")
-BATCH_TRIALS, BATCH_SEEDS = 6, "0:8"
+BATCH_TRIALS, BATCH_TUNING_SEEDS, BATCH_SEEDS = 6, "1000:1002", "0:8"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Study:
       tuning_seeds: of each trial, as sweep.py takes them; none is measured with.
       total_steps: of the trials.
       ladder: (optimizers, budgets, seeds) of each call, the latter two as sweep.py takes them.
-      batches: {global batch size: its budgets in steps, the trials' first}, the same numbers of
+      batches: {global batch size: its budgets in steps, the trials' last}, the same numbers of
         epochs for all.
       eval_every_examples: cadence of evaluations at every batch size; 0 without `batches`.
     """
@@ -83,8 +83,8 @@ def commands(study: Study, out: pathlib.Path, workers: int) -> Iterator[list[str
             tuned,
             "--search=schedule.peak_learning_rate",
             f"--trials={BATCH_TRIALS}",
-            f"--budgets={steps[0]}",
-            f"--seeds={study.tuning_seeds}",
+            f"--budgets={steps[-1]}",
+            f"--seeds={BATCH_TUNING_SEEDS}",
             *same,
         )
         yield call(
