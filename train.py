@@ -138,6 +138,7 @@ def train_and_evaluate(config: ConfigDict, workdir: str) -> RunResult:
     began = time.monotonic()
     with hosts.all_or_none():
         plans.validate(config)
+        input_pipeline.fetch_if_missing(config.dataset.name, config.dataset.data_dir)
         spec = input_pipeline.describe(**config.dataset.to_dict())
         program = build(config, spec)
         plan = plans.make_plan(

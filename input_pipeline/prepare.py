@@ -20,6 +20,7 @@ from input_pipeline.host import tensorflow
 from input_pipeline.spec import EMBEDDED, KNOWN, locate, missing_message
 
 REACH_SECONDS = 5.0
+DEBIAN_PACKAGE = "Debian's package dataset-fashion-mnist, in /usr/share/datasets/fashion-mnist,"
 
 
 def ensure(
@@ -51,6 +52,18 @@ def ensure(
     assert found is not None, f"tfds prepared {name} somewhere else than in {data_dir}"
     prepared.check(found)
     return found
+
+
+def fetch_if_missing(name: str, data_dir: str) -> None:
+    """Prepares a known data set that must be fetched and is not there, which may fail.
+
+    One that is there is not looked through, and what needs no fetching is made when it is read.
+
+    Raises:
+      ValueError: as `ensure`.
+    """
+    if name in KNOWN and name not in EMBEDDED and locate(name, data_dir) is None:
+        ensure(name, data_dir)
 
 
 def _check_complete(found: prepared.Prepared | None) -> None:
@@ -174,6 +187,7 @@ def _check_reachable(name: str, urls: list[str], data_dir: str) -> None:
                 f"machine, or fetch the files elsewhere ({', '.join(sorted(urls))}) and run: "
                 f"python -m input_pipeline --name={name} --data_dir={data_dir} "
                 "--manual_dir=DIRECTORY_OF_THE_FILES"
+                + (f" ({DEBIAN_PACKAGE} has them)" if name == "fashion_mnist" else "")
             )
 
 

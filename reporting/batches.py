@@ -13,6 +13,7 @@ import numpy as np
 
 from reporting import inference
 from reporting.rows import Row
+from reporting.verdict import p_value
 
 SUBJECT = "shampoo"
 
@@ -112,10 +113,11 @@ def sentence(test: Mapping[str, Any]) -> str:
     """Returns the answer for one other optimizer and one number of examples, in words."""
     growth, batches = test["growth"], test["batches"]
     lo, hi = (100 * end for end in growth["ci95"])
+    p = p_value(test["p_adjusted"], test["p_value"], 2 / 2 ** growth["n"])
     without = "".join(f"; without batch {b:,}: {why}" for b, why in test["left_out"].items())
     return (
         f"{test['subject']} over {test['other']}, {test['n_examples']:,} examples, from batch "
         f"{batches[0]:,} to {batches[-1]:,}: {test['verdict']} "
         f"({100 * growth['median']:+z.2f} points, 95 % interval {lo:+z.2f} to {hi:+z.2f}; "
-        f"n = {growth['n']}, p = {test['p_adjusted']:.2g}{without})"
+        f"n = {growth['n']}, p = {p}{without})"
     )

@@ -65,6 +65,11 @@ def studies() -> str:
         target = f"{100 * ladders[0]['target_accuracy']:g} % on {ladders[0]['dataset']}"
         rows.append([f"[{target}](results/{name}/README.md)", *(steps.get(n, "-") for n in names)])
     lines = markdown_table.table(("steps to a median of", *names), rows)
+    if found:
+        shown = [
+            f"{_shown(committed[name], of)} on {of[0]['dataset']}" for name, of in found.items()
+        ]
+        lines += ["", f"Differences shown, of all pairs: {', '.join(shown)}; the pages name them."]
     for name, report in committed.items():
         if tests := report["batches"]:
             batches = tests[0]["batches"]
@@ -85,6 +90,18 @@ def _longest_ladders(report: Mapping[str, Any]) -> list[dict[str, Any]]:
     for ladder in report["ladders"]:
         groups.setdefault((ladder["dataset"], ladder["global_batch_size"]), []).append(ladder)
     return max(groups.values(), key=lambda of: max(len(x["budgets"]) for x in of), default=[])
+
+
+def _shown(report: Mapping[str, Any], ladders: Sequence[Mapping[str, Any]]) -> str:
+    """Returns how many of the ladders' comparisons show a difference, as "3 of 10"."""
+    task = {(ladder["dataset"], ladder["global_batch_size"]) for ladder in ladders}
+    verdicts = [
+        test["verdict"]
+        for test in report["comparisons"]
+        if test["measure"] == "ladder" and (test["dataset"], test["global_batch_size"]) in task
+    ]
+    n = sum(verdict in ("fewer steps", "more steps") for verdict in verdicts)
+    return f"{n} of {len(verdicts)}"
 
 
 def _answers(tests: Sequence[Mapping[str, Any]], other: str) -> str:

@@ -178,7 +178,7 @@ def _draws(a: Row, b: Row) -> list[np.ndarray]:
 
 
 def _ratio_interval(a: Row, b: Row) -> tuple[list[float], list[float | None] | None]:
-    """Returns the two medians and the bootstrap interval of their ratio, inf as None."""
+    """Returns the two medians and the bootstrap interval of their ratio; an open end is None."""
     waiting = [row.waiting() for row in (a, b)]
     medians = [float(inference.km_median(*w)) for w in waiting]
     if min(a.n, b.n) < 3 or not np.isfinite(medians).any():
@@ -193,4 +193,4 @@ def _ratio_interval(a: Row, b: Row) -> tuple[list[float], list[float | None] | N
     lo = np.where(np.isnan(ratios), 0.0, ratios)
     hi = np.where(np.isnan(ratios), np.inf, ratios)
     ends = inference.percentile_interval(lo)[0], inference.percentile_interval(hi)[1]
-    return medians, [finite(end) for end in ends]
+    return medians, [finite(end) or None for end in ends]

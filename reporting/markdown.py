@@ -91,8 +91,10 @@ def _batches(tests: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield "## Does Shampoo's advantage grow with the batch?\n"
         yield (
             "Final accuracy after the same number of examples, seed by seed. An advantage grows by "
-            "what the other optimizer loses as well: its own accuracies stand under Runs, what was "
-            "tuned again at each batch size under Tuning.\n"
+            "what the other optimizer loses as well: its own accuracies stand under Runs. Of all "
+            "hyperparameters those that Tuning lists for a batch size were tuned again there, with "
+            "so many points; all others are those of the recipe, counts of steps such as "
+            "`start_preconditioning_step` included, a larger share of fewer steps.\n"
         )
         yield from (f"* {test['sentence']}" for test in tests)
         yield ""
@@ -173,8 +175,9 @@ def _tuning(files: Sequence[Path], rows: Sequence[Row]) -> Iterator[str]:
     where = "seeds not used above" if fresh else "SEEDS THAT ARE ALSO ABOVE"
     none = f"; none for {', '.join(sorted(untuned))}" if untuned else ""
     yield (
-        f"Quasi-random trials, {number} for every optimizer{none}, on {where}. The verdict is on "
-        "the optimizers as tuned so: other points, or more of them, may choose others.\n"
+        f"Quasi-random trials, {number} for every optimizer{none}, on {where}, judged by the same "
+        "evaluation images. The verdict is on the optimizers as tuned so: other points, or more of "
+        "them, may choose others.\n"
     )
     head = ("all trials", "recipe", "trials", "seeds each", "chosen", "its median accuracy")
     yield from table(head, lines)

@@ -50,7 +50,7 @@ def sentence(test: dict[str, Any]) -> str:
         return f"{a} and {b}: {said}"
     if said.startswith("not "):
         return f"{a} and {b}, {where[test['measure']]}: {said}"
-    evidence = f"p = {test['p_adjusted']:.2g}"
+    evidence = f"p = {p_value(test['p_adjusted'], test['p_value'], test['smallest_p'])}"
     if said.startswith("no "):
         return f"{a} and {b}, {where[test['measure']]}: {said} ({_size(test)}{evidence})"
     better, worse = (a, b) if test["lower"] else (b, a)
@@ -59,6 +59,12 @@ def sentence(test: dict[str, Any]) -> str:
     ladder = ", by its budget ladder" if test["measure"] == "ladder" else ""
     n = seeds(test if test["lower"] else test | {"n": test["n"][::-1]})
     return f"{better} {words} than {worse}{ladder} ({size}{n}, {evidence})"
+
+
+def p_value(adjusted: float, p: float, smallest: float) -> str:
+    """Returns a corrected p; where no p could be smaller, that is said: it tells no size."""
+    least = ", the least that so few seeds can give" if p <= smallest * (1 + 1e-9) else ""
+    return f"{adjusted:.2g}{least}"
 
 
 def mirrored(test: dict[str, Any]) -> dict[str, Any]:

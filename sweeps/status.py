@@ -7,6 +7,7 @@ import csv
 import dataclasses
 import datetime
 import fcntl
+import math
 import pathlib
 import re
 import statistics
@@ -99,11 +100,14 @@ def lines(out: pathlib.Path) -> Iterator[str]:
         for folder, run in runs.items():
             if run.status == "running":
                 yield f"  {folder}: {_where(run)}"
-    left = sum(seconds_left(list(runs.values())) for runs in groups.values())
+    every = [run for runs in groups.values() for run in runs.values()]
+    left = sum(seconds_left(list(runs.values()), every) for runs in groups.values())
     is_complete = all(p.status in ENDED for runs in groups.values() for p in runs.values())
     then = "all runs have ended" if is_complete else "the same command continues"
     state = "at work" if alive else f"not at work; {then}"
-    rest = f", about {_time(left / max(n_running, 1))} left" if alive and left else ""
+    rest = (
+        f", about {_time(left / max(n_running, 1))} left" if alive and 0 < left < math.inf else ""
+    )
     yield f"sweep {state}{rest}"
 
 
@@ -122,9 +126,14 @@ def _time(seconds: float) -> datetime.timedelta:
     return datetime.timedelta(seconds=round(seconds))
 
 
-def seconds_left(runs: list[Progress]) -> float:
-    """Of one worker: what is under way, and the median of the finished for each that waits."""
+def seconds_left(runs: list[Progress], every: list[Progress]) -> float:
+    """Of one worker: what is under way, and the median of the finished for each that waits.
+
+    Where none of a recipe and budget is finished, those of all of them serve; infinite without any.
+    """
     finished = [run.seconds for run in runs if run.status in ENDED]
-    each = statistics.median(finished) if finished else 0.0
+    finished = finished or [run.seconds for run in every if run.status in ENDED]
+    each = statistics.median(finished) if finished else math.inf
     waiting = sum(run.status in ("waiting", "stopped") for run in runs)
-    return sum(run.seconds_left for run in runs if run.status == "running") + waiting * each
+    under_way = sum(run.seconds_left for run in runs if run.status == "running")
+    return under_way + (waiting * each if waiting else 0.0)

@@ -132,6 +132,8 @@ def chosen(path: pathlib.Path, recipe: str) -> list[str]:
     Raises:
       ValueError: the file cannot be read, or chose none for this recipe.
     """
+    if not path.exists():
+        raise ValueError(f"tuned={path}: no such file; sweep.py --trials=N writes OUT/trials.json")
     try:
         found = json.loads(path.read_text())[recipe]
         return overrides(found["trials"][found["chosen"]]["values"])

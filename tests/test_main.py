@@ -75,6 +75,21 @@ def test_one_clear_line_status_2_and_nothing_written(mistake, tmp_path, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_data_set_that_cannot_be_fetched_is_told_before_the_workdir_is_made(
+    tmp_path, capsys, monkeypatch
+):
+    from input_pipeline import prepare
+
+    monkeypatch.setattr(prepare, "_why_unreachable", lambda url: "no network")
+    data = f"--config.dataset.data_dir={tmp_path / 'data'}"
+    arguments = ["--config=configs/lars.py:fashion", data, f"--workdir={tmp_path / 'run'}"]
+    assert main.main(["main.py", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert "no network; connect this machine, or fetch the files elsewhere" in error
+    assert "Debian's package dataset-fashion-mnist" in error
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize("below", ["file", "file/deeper"])
 def test_unwritable_workdir(below, tmp_path, capsys):
     (tmp_path / "file").write_text("in the way")

@@ -196,9 +196,9 @@ def test_the_page_adds_up_what_its_runs_cost(tmp_path):
 @pytest.mark.parametrize(
     ("seeds", "n_trials", "words"),
     [
-        ("1000", 1, "the same number for every optimizer, on seeds not used above."),
-        ("0", 1, "the same number for every optimizer, on SEEDS THAT ARE ALSO ABOVE."),
-        ("1000", 2, "NOT the same number for every optimizer, on seeds not used above."),
+        ("1000", 1, "the same number for every optimizer, on seeds not used above, judged by"),
+        ("0", 1, "the same number for every optimizer, on SEEDS THAT ARE ALSO ABOVE, judged"),
+        ("1000", 2, "NOT the same number for every optimizer, on seeds not used above, judged by"),
     ],
 )
 def test_the_page_says_of_the_tuning_what_its_file_shows(seeds, n_trials, words, tmp_path):

@@ -379,7 +379,7 @@ def test_a_ladders_sizes_are_of_all_runs_and_its_test_of_the_seeds_run_at_every_
     assert test["ratio"] == pytest.approx(lars["interpolated"] / shampoo["interpolated"])
     assert test["n"] == [5, 5]
     assert test["p_value"] == pytest.approx(2 / 252)  # of five against five
-    assert "n = 5, p = 0.0079)" in test["sentence"]
+    assert "n = 5, p = 0.0079, the least that so few seeds can give)" in test["sentence"]
 
 
 def test_budgets_that_were_run_with_other_settings_are_no_ladder(tmp_path):
@@ -396,3 +396,23 @@ def test_budgets_that_were_run_with_other_settings_are_no_ladder(tmp_path):
     assert test["verdict"] == (
         "not comparable: lars:digits had other optimizer.momentum at other budgets"
     )
+
+
+def test_a_p_that_could_be_smaller_is_not_called_the_least(tmp_path):
+    for seed in range(10):
+        late = seed == 9
+        write_run(tmp_path, "lars:digits", seed, LATE)
+        write_run(tmp_path, "sm3:digits", seed, (500, 600, 700, 800, 990) if late else EARLY)
+    tests = {test["measure"]: test for test in report_on(tmp_path)["comparisons"]}
+    assert tests["A"]["p_value"] > tests["A"]["smallest_p"]
+    assert "least" not in tests["A"]["sentence"]
+
+
+def test_an_end_that_the_runs_do_not_bound_is_open_and_no_ratio_of_zero(tmp_path):
+    """Half of one recipe's runs never reach the target: its median may lie anywhere beyond."""
+    for seed in range(10):
+        write_run(tmp_path, "lars:digits", seed, LATE)
+        write_run(tmp_path, "sm3:digits", seed, EARLY if seed < 5 else (500, 600, 700, 800, 900))
+    tests = {test["measure"]: test for test in report_on(tmp_path)["comparisons"]}
+    assert tests["A"]["ci95"][0] is None
+    assert ", 95 % interval open to " in tests["A"]["sentence"]

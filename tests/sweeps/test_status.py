@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import math
 import pathlib
 import subprocess
 import sys
@@ -105,3 +106,10 @@ def test_waiting_is_noted_once(out):
         runs.plan_runs("lars:smoke", range(5), out, group="steps_000012")
     )
     assert (out / "manifest.jsonl").read_text() == before
+
+
+def test_what_waits_is_expected_to_take_what_others_took():
+    done, waiting = status.Progress("done", seconds=10.0), status.Progress("waiting")
+    assert status.seconds_left([waiting, waiting], [done, waiting, waiting]) == 20.0
+    assert status.seconds_left([waiting], [waiting]) == math.inf
+    assert status.seconds_left([done], [done]) == 0.0
