@@ -1,5 +1,6 @@
 """README's table of the studies, from reports whose numbers are known."""
 
+import json
 from functools import partial
 
 import pytest
@@ -81,6 +82,21 @@ def test_of_batch_sizes_with_ladders_as_long_one_is_shown(results, tmp_path):
     make(results / "study", tmp_path / "runs")
     *_, row, _, _ = claims.studies().splitlines()
     assert row == "| [93 % on digits](results/study/README.md) | 55.0 | 55.0 |"
+
+
+def test_differences_are_counted_among_the_ladders_that_are_shown(results):
+    ladders = [
+        {"recipe": f"{name}:x", "dataset": "x", "global_batch_size": 64, "target_accuracy": 0.9,
+         "budgets": [5, 6], "smallest_budget": 5, "at_the_smallest": True}
+        for name in ("a", "b", "c")
+    ]  # fmt: skip
+    verdicts = ["fewer steps", "more steps", "no difference shown with n = 5"]
+    frame = {"dataset": "x", "measure": "ladder", "global_batch_size": 64}
+    tests = [frame | {"verdict": verdict} for verdict in verdicts]
+    tests += [tests[0] | {"global_batch_size": 128}, tests[0] | {"measure": "A"}]
+    report_made = {"ladders": ladders, "comparisons": tests, "batches": []}
+    (results / "study" / "report.json").write_text(json.dumps(report_made))
+    assert "of all pairs: 2 of 3 on x; the pages name them." in claims.studies()
 
 
 PAGE = f"one\n{claims.BEGIN}\nold\n{claims.END}\ntwo\n"
