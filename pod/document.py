@@ -89,9 +89,11 @@ def _times(plans: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for one in predict.predictions(plans):
         plan = by_recipe[one.recipe]
         known = "{:g}-{:g}".format(*one.published_seconds) if one.published_seconds else "none"
-        anchored = "-" if one.anchored_seconds is None else f"{one.anchored_seconds:.0f}"
-        if one.recipe == predict.ANCHOR and one.anchored_seconds is not None:
-            anchored = "(the anchor)"
+        if one.anchored_seconds is None:
+            anchored = "-"
+        else:
+            is_anchor = one.recipe == predict.ANCHOR
+            anchored = "(the anchor)" if is_anchor else f"{one.anchored_seconds:.0f}"
         link = 1e3 * plan["train_step"]["link_seconds"]
         times = f"{1e3 * one.step_seconds:.1f}", f"{link:.1f}", f"{one.run_seconds:.0f}"
         rows.append((f"`{one.recipe}`", str(plan["total_steps"]), *times, anchored, known))

@@ -156,7 +156,7 @@ def _tuning(files: Sequence[Path], rows: Sequence[Row]) -> Iterator[str]:
     """
     if not files:
         return
-    lines, numbers, fresh = [], set(), True
+    lines, alike, fresh = [], True, True
     seeds = {run.seed for row in rows for run in row.runs}
     untuned = {row.first.recipe for row in rows if row.first.kind == "run"}
     for file in files:
@@ -165,13 +165,12 @@ def _tuning(files: Sequence[Path], rows: Sequence[Row]) -> Iterator[str]:
             lines += [[f"[{file.name}]({file.name})", *_chosen(r, of)] for r, of in found.items()]
             trials = [trial for of in found.values() for trial in of["trials"]]
             fresh &= not {int(s) for trial in trials for s in trial["final_accuracy"]} & seeds
-            numbers.add((len({len(of["trials"]) for of in found.values()}), file))
+            alike &= len({len(of["trials"]) for of in found.values()}) == 1
         except (KeyError, TypeError, AttributeError, IndexError, ValueError, OverflowError) as e:
             raise ValueError(f"{file}: not what sweep.py --trials writes ({e!r})") from e
         untuned -= set(found)
     yield "## Tuning\n"
-    alike = all(n == 1 for n, _ in numbers) and not untuned
-    number = "the same number" if alike else "NOT the same number"
+    number = "the same number" if alike and not untuned else "NOT the same number"
     where = "seeds not used above" if fresh else "SEEDS THAT ARE ALSO ABOVE"
     none = f"; none for {', '.join(sorted(untuned))}" if untuned else ""
     yield (
@@ -191,8 +190,9 @@ def _chosen(recipe: str, found: Mapping[str, Any]) -> list[str]:
       ValueError: the chosen trial is not the best, or an accuracy is none.
     """
     trials, number = found["trials"], found["chosen"]
-    n_seeds = sorted({len(trial["final_accuracy"]) for trial in trials})
-    cells = [recipe, str(len(trials)), " to ".join(map(str, n_seeds[:1] + n_seeds[1:][-1:]))]
+    n_seeds = [len(trial["final_accuracy"]) for trial in trials]
+    ends = sorted({min(n_seeds), max(n_seeds)})
+    cells = [recipe, str(len(trials)), " to ".join(map(str, ends))]
     medians = [trial["median"] for trial in trials if trial["median"] is not None]
     if any(not 0 <= median <= 1 for median in medians):
         raise ValueError(f"{recipe}: a median accuracy outside of 0 to 1")
