@@ -1,7 +1,7 @@
 """Checkpoints: a run's canonical state and its record, written by orbax, asynchronous and atomic.
 
-A checkpoint holds no trace of the device count: what devices own is gathered into canonical rows
-first. The record is JSON: the curve so far, seconds, the MLPerf lines already written.
+A checkpoint holds no trace of the device count: sharded rows are gathered into their canonical
+layout first. The record is JSON: the curve so far, seconds, the MLPerf lines already written.
 """
 
 import contextlib
@@ -25,8 +25,18 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import hosts
-from optim import distribute
+from optim import sharding
 from step import AXIS, TrainState
+
+
+class AnotherVersionError(ValueError):
+    """The checkpoints hold another state or record than this version of the code has."""
+
+    def __init__(self, workdir: epath.Path):
+        super().__init__(
+            f"workdir={workdir}: its checkpoints are of another version of the code; "
+            "give another workdir, or remove this one"
+        )
 
 
 class _Manager(ocp.CheckpointManager):
@@ -161,7 +171,7 @@ class Checkpoints:
           template: the canonical state of the same config before its first step.
 
         Raises:
-          ValueError: none can be read.
+          ValueError: none can be read, or another version of the code wrote them.
           TypeError: a dtype differs (orbax would cast it silently).
         """
         arrays = jax.tree.map(np.asarray, template)
@@ -170,7 +180,7 @@ class Checkpoints:
             try:
                 restored = self._restore(step, arrays)
                 reason = None
-            except TypeError:
+            except (TypeError, AnotherVersionError):
                 raise
             except Exception as e:
                 reason = f"step {step}: {type(e).__name__}: {e}".splitlines()[0][:200]
@@ -197,7 +207,7 @@ class Checkpoints:
 
     def _restore(self, step: int, arrays: TrainState) -> Any:
         assert self.manager is not None
-        _check_dtypes(self.manager, step, arrays)
+        _check_leaves(self.manager, step, arrays)
         return self.manager.restore(
             step,
             args=ocp.args.Composite(
@@ -220,19 +230,19 @@ def _disk_errors(directory: epath.Path) -> Iterator[None]:
         raise OSError(int(found[1]), os.strerror(int(found[1])), str(directory)) from e
 
 
-_merge = jax.jit(distribute.merge)
+_merge = jax.jit(sharding.merge)
 
 
 def canonical(state: TrainState) -> TrainState:
-    """The placed state as global arrays, nothing owned: what any number of devices can take up."""
-    owned = state.owned
+    """Returns a placed state as global arrays in the layout that any number of devices can read."""
+    sharded = state.sharded
     if jax.process_count() > 1:
         whole = ocp.utils.fully_replicated_host_local_array_to_global_array
         mesh = Mesh(np.array(jax.devices()), (AXIS,))
-        rows = multihost_utils.host_local_array_to_global_array(owned, mesh, P(AXIS))
-        owned = _replicated(mesh)(rows)
-        state = replace(jax.tree.map(whole, replace(state, owned={})), owned=owned)
-    return replace(state, opt_state=_merge(state.opt_state, state.owned), owned={})
+        rows = multihost_utils.host_local_array_to_global_array(sharded, mesh, P(AXIS))
+        sharded = _replicated(mesh)(rows)
+        state = replace(jax.tree.map(whole, replace(state, sharded={})), sharded=sharded)
+    return replace(state, opt_state=_merge(state.opt_state, state.sharded), sharded={})
 
 
 @functools.cache
@@ -240,12 +250,15 @@ def _replicated(mesh: Mesh) -> Callable[[Any], Any]:
     return jax.jit(lambda x: x, out_shardings=NamedSharding(mesh, P()))
 
 
-def _check_dtypes(checkpoints: ocp.CheckpointManager, step: int, arrays: TrainState) -> None:
+def _check_leaves(checkpoints: ocp.CheckpointManager, step: int, arrays: TrainState) -> None:
     metadata = checkpoints.item_metadata(step)["state"]
     stored = {leaf.name: jnp.dtype(leaf.dtype) for leaf in jax.tree.leaves(metadata)}
-    for path, wanted in jax.tree_util.tree_leaves_with_path(arrays):
-        name = jax.tree_util.keystr(path, simple=True, separator=".")
-        if name in stored and stored[name] != wanted.dtype:
-            raise TypeError(
-                f"checkpoint of step {step}: {name} is {stored[name]}, not {wanted.dtype}"
-            )
+    expected = {
+        jax.tree_util.keystr(path, simple=True, separator="."): x.dtype
+        for path, x in jax.tree_util.tree_leaves_with_path(arrays)
+    }
+    if set(stored) != set(expected):
+        raise AnotherVersionError(epath.Path(checkpoints.directory).parent)
+    for name, dtype in expected.items():
+        if stored[name] != dtype:
+            raise TypeError(f"checkpoint of step {step}: {name} is {stored[name]}, not {dtype}")

@@ -24,7 +24,7 @@ from jax.sharding import PartitionSpec as P
 
 import optim
 from models.batch_norm import average_statistics
-from optim import distribute
+from optim import sharding
 
 AXIS = "batch"
 Batch = Mapping[str, jax.Array]
@@ -37,18 +37,19 @@ class TrainState:
     Attributes:
       step: int32 scalar, completed updates (skipped ones included).
       params, batch_stats: of the model, float32.
-      opt_state: of the optimizer, without what each device owns.
-      owned: what each device keeps for itself: leaves [devices, k, ...]; {} for most optimizers.
+      opt_state: of the optimizer, without its sharded part.
+      sharded: the part of the optimizer's state that is sharded over devices: leaves
+        [devices, k, ...]; {} for most optimizers.
     """
 
     step: Any
     params: Any
     batch_stats: Any
     opt_state: Any
-    owned: Any
+    sharded: Any
 
 
-AXES = TrainState(step=None, params=None, batch_stats=None, opt_state=None, owned=0)
+AXES = TrainState(step=None, params=None, batch_stats=None, opt_state=None, sharded=0)
 over_devices = partial(
     jax.pmap, axis_name=AXIS, in_axes=(AXES, 0), out_axes=(AXES, None), donate_argnums=0
 )
@@ -69,7 +70,7 @@ def initial_state(
         params=params,
         batch_stats=variables["batch_stats"],
         opt_state=tx.init(params),
-        owned={},
+        sharded={},
     )
 
 
@@ -81,8 +82,8 @@ def init_state(
 ) -> TrainState:
     """The canonical state before the first update, on the host's default device.
 
-    The same seed gives the same parameters on every host. `opt_state` is canonical (nothing is
-    owned yet); `place` hands the owned part out.
+    The same seed gives the same parameters on every host. `opt_state` is canonical; `place` splits
+    it over the devices.
     """
     # The optimizer's part apart: it is quick, and differs where only a hyperparameter does.
     begun = _compiled_initial_state(model, image_shape)(jax.random.key(seed))
@@ -108,26 +109,26 @@ def state_shapes(
 
 
 def place(canonical: TrainState) -> TrainState:
-    """Puts a canonical state on this process's devices, each with the rows that it owns.
+    """Puts a canonical state on this process's devices, each with its share of the sharded rows.
 
     Everything goes through numpy, whose memory is never donated: two leaves may be one array, and
     `canonical` outlives the step. All steps meet the same placement (one compilation).
     """
     devices = jax.local_devices()
     mesh = Mesh(np.array(devices), (AXIS,))
-    opt_state, owned = distribute.split(canonical.opt_state, jax.device_count())
+    opt_state, sharded = sharding.split(canonical.opt_state, jax.device_count())
     first = jax.process_index() * len(devices)
     state = replace(
         canonical,
         opt_state=opt_state,
-        owned=jax.tree.map(lambda x: x[first : first + len(devices)], owned),
+        sharded=jax.tree.map(lambda x: x[first : first + len(devices)], sharded),
     )
 
     def put(spec: P, tree: Any) -> Any:
         sharding = NamedSharding(mesh, spec)
         return jax.tree.map(lambda x: jax.device_put(np.asarray(x), sharding), tree)
 
-    return replace(put(P(), replace(state, owned={})), owned=put(P(AXIS), state.owned))
+    return replace(put(P(), replace(state, sharded={})), sharded=put(P(AXIS), state.sharded))
 
 
 def normalise(image: jax.Array, flip: jax.Array, mean: Any, std: Any) -> jax.Array:
@@ -166,8 +167,8 @@ def over_micro_batches(
 ) -> tuple[Any, Any]:
     """Cuts [b, ...] into n times [b / n, ...], one after another in a loop that compiles once.
 
-    Returns the mean of `compute`'s first results, which are as `zeros`, and the second ones stacked
-    [n, ...].
+    Returns the sum of `compute`'s first results, which have the structure of `zeros`, and the
+    second ones stacked [n, ...].
     """
     if n == 1:
         result, part = compute(batch)
@@ -178,8 +179,7 @@ def over_micro_batches(
         return jax.tree.map(jnp.add, total, result), part
 
     cut = jax.tree.map(lambda x: x.reshape(n, -1, *x.shape[1:]), batch)
-    total, parts = jax.lax.scan(add, zeros, cut)
-    return jax.tree.map(lambda x: x / n, total), parts
+    return jax.lax.scan(add, zeros, cut)
 
 
 def make_train_step(
@@ -207,7 +207,7 @@ def make_train_step(
     """
 
     def gradients(state: TrainState, batch: Batch) -> tuple[Any, Any]:
-        """(grads, loss, accuracy) of one micro-batch of one device; running statistics after it."""
+        """Returns a micro-batch's share of (grads, loss, accuracy), and the running statistics."""
         image = normalise(batch["image"], batch["flip"], mean, std)
 
         def loss_fn(params: Any) -> tuple[jax.Array, Any]:
@@ -217,8 +217,12 @@ def make_train_step(
                 train=True,
                 mutable=["batch_stats"],
             )
-            loss = cross_entropy(logits, batch["label"], label_smoothing).mean()
-            accuracy = (logits.argmax(-1) == batch["label"]).mean()
+            # The gradients are summed over micro-batches and devices. A mean would be a division
+            # of its own, which reads and writes all of them; scaling the loss costs nothing, and
+            # is exact for powers of two.
+            share = 1 / (accumulation_steps * jax.lax.axis_size(AXIS))
+            loss = cross_entropy(logits, batch["label"], label_smoothing).mean() * share
+            accuracy = (logits.argmax(-1) == batch["label"]).mean() * share
             return loss, (accuracy, variables["batch_stats"])
 
         gradient_fn = jax.value_and_grad(loss_fn, has_aux=True)
@@ -227,24 +231,24 @@ def make_train_step(
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, jax.Array]]:
         zeros = (jax.tree.map(jnp.zeros_like, state.params), jnp.zeros(()), jnp.zeros(()))
-        averaged, parts = over_micro_batches(
+        shares, parts = over_micro_batches(
             partial(gradients, state), batch, accumulation_steps, zeros
         )
         with jax.named_scope("all_reduce"):
-            grads, loss, accuracy = jax.lax.pmean(averaged, AXIS)
+            grads, loss, accuracy = jax.lax.psum(shares, AXIS)
             batch_stats = average_statistics(parts, AXIS, pooled_decay)
         ok = all_finite(grads)
-        old = distribute.attach(state.opt_state, state.owned)
+        old = sharding.attach(state.opt_state, state.sharded)
         with jax.named_scope("optimizer"):
             updates, new = tx.update(grads, old, state.params)
-        opt_state, owned = distribute.detach(keep_unless(ok, new, old))
+        opt_state, sharded = sharding.detach(keep_unless(ok, new, old))
         params = optax.apply_updates(state.params, updates)
         next_state = TrainState(
             step=state.step + 1,
             params=keep_unless(ok, params, state.params),
             batch_stats=keep_unless(ok, batch_stats, state.batch_stats),
             opt_state=opt_state,
-            owned=owned,
+            sharded=sharded,
         )
         metrics = {"loss": loss, "accuracy": accuracy, "skipped": 1 - ok.astype(jnp.int32)}
         return next_state, metrics | optim.metrics(opt_state)

@@ -73,7 +73,7 @@ def build(
     """Builds model, optimizer and steps; runs that compute the same share what is compiled.
 
     So a worker of a sweep compiles once for all the seeds of a recipe, and for all the trials of an
-    optimizer that differ in numbers which the step reads from its state (`optim.structure`).
+    optimizer that differ in numbers which the step reads from its state (`optim.cache_key`).
 
     Args:
       devices: of the steps; None: all that there are. Others are for compiling ahead of time.
@@ -82,7 +82,7 @@ def build(
     every = files.config_as_json(config)
     shared = {field: every[field] for field in ("model", "optimizer", "schedule", *numbers)}
     tx, schedule = optim.from_recipe(shared["optimizer"], shared["schedule"], config.total_steps)
-    shared["optimizer"], shared["schedule"] = optim.structure(
+    shared["optimizer"], shared["schedule"] = optim.cache_key(
         shared["optimizer"], shared["schedule"]
     )
     program = _build(json.dumps(shared, sort_keys=True), spec, devices)
@@ -261,10 +261,7 @@ def restored(
     if found is None:
         return initial, Record()
     if set(found[1]) != {field.name for field in dataclasses.fields(Record)}:
-        raise ValueError(
-            f"workdir={checkpoints.directory.parent}: its checkpoints are of another version of "
-            "the code; give another workdir, or remove this one"
-        )
+        raise checkpoint.AnotherVersionError(checkpoints.directory.parent)
     state, record = found[0], Record(**found[1])
     if record.n_hosts != hosts.count() and not config.allow_host_count_change:
         raise ValueError(

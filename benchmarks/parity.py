@@ -1,9 +1,15 @@
-"""How far fifty updates are from float64 transcriptions that share no code with the optimizers."""
+"""Distance of fifty updates from float64 transcriptions that share no code with the optimizers.
+
+    python -m benchmarks.parity
+
+Prints each distance beside its limit. Exits with status 1 if any is over.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -21,6 +27,7 @@ README: dict[str, Any] = {"beta2": 0.85, "matrix_epsilon": 1.5e-5, "exponent_ove
 MLPERF_V1: dict[str, Any] = {"beta2": 0.75, "matrix_epsilon": 1e-8, "exponent_override": 4}
 MLPERF_V1 |= {"relative_matrix_epsilon": False}
 STEPS, BLOCK, DECAY, START = 50, 16, 1e-3, 5
+SCALES = (1e-3, 0.1, 1.0, 10.0)  # of the gradients; an absolute ridge is small beside large ones
 Tree = dict[str, Any]
 Optimizer = tuple[optax.GradientTransformation, Callable[..., Any]]  # and its update, compiled
 
@@ -35,11 +42,11 @@ def random_tree(seed: int, scale: float = 1.0) -> Tree:
 
 
 def shampoo(options: dict[str, Any], scale: float) -> float:
-    """The largest |ours - theirs| / |way moved| of any tensor after `STEPS` updates.
+    """Returns the largest |ours - theirs| / |distance moved| of any tensor after `STEPS` updates.
 
     Args:
-      options: README or MLPERF_V1, or a change of them.
-      scale: of the gradients' entries.
+      options: README or MLPERF_V1, or a variation of them.
+      scale: standard deviation of the gradients' entries.
     """
 
     def theirs(w: np.ndarray) -> reference.Shampoo:
@@ -76,12 +83,16 @@ def _compiled_shampoo(options: tuple[tuple[str, Any], ...]) -> Optimizer:
 
 
 def first_order(name: str) -> float:
-    """The largest |ours - theirs| / |theirs| for "lars" (all tensors as weights) and "sm3"."""
+    """Returns the largest |ours - theirs| / |theirs| of any tensor after `STEPS` updates.
+
+    Args:
+      name: "lars" (all tensors count as weights) or "sm3".
+    """
     if name == "sm3":
-        tx = sm3.sm3(0.1)
+        tx = sm3(0.1)
         made = tx, jax.jit(tx.update)
         return _relative(*_fifty_updates(made, lambda w: reference.SM3(w, 0.1, 0.9), 1.0))
-    tx = lars.lars(rate, momentum=0.9, weight_decay=DECAY, trust_coefficient=0.1, weight_mask=None)
+    tx = lars(rate, momentum=0.9, weight_decay=DECAY, trust_coefficient=0.1, weight_mask=True)
     return _relative(*_fifty_updates((tx, jax.jit(tx.update)), _Lars, 1.0))
 
 
@@ -103,7 +114,7 @@ class _Lars:
 def _fifty_updates(
     made: Optimizer, theirs: Callable[[np.ndarray], Any], scale: float
 ) -> tuple[Tree, Tree, Tree]:
-    """Returns the parameters at the start, after our updates, and after theirs."""
+    """Returns the initial parameters, those after our updates, and those after theirs."""
     start = params = random_tree(0)
     grads = [random_tree(100 + i, scale) for i in range(STEPS)]
     tx, update = made
@@ -118,3 +129,31 @@ def _fifty_updates(
             one.update(g[k])
         others[k] = one.w
     return start, params, others
+
+
+def checks() -> Iterator[tuple[str, float, float]]:
+    """Yields (claim, distance, limit)."""
+    yield "shampoo, readme", shampoo(README, 1.0), 1e-4
+    for scale in SCALES:
+        yield f"shampoo, mlperf_v1, gradients times {scale:g}", shampoo(MLPERF_V1, scale), 2e-4
+    for name in ("lars", "sm3"):
+        yield name, first_order(name), 1e-6
+
+
+def report(claim: str, measured: float, limit: float, unit: str = "") -> bool:
+    """Prints a figure beside its limit. Returns whether it is within; NaN is not."""
+    within = bool(measured <= limit)
+    verdict = "" if within else "   OVER"
+    print(f"  {claim:52}{measured:10.3g} {unit:5} limit {limit:6.3g}{verdict}", flush=True)
+    return within
+
+
+def main() -> int:
+    jax.config.update("jax_platforms", "cpu")
+    print("fifty updates against float64 transcriptions")
+    within = [report(*check) for check in checks()]
+    return 0 if all(within) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -34,25 +34,23 @@ def run(name: str) -> dict[str, Any]:
 
 
 def estimate(name: str) -> dict[str, Any]:
+    """Compiles the optimizer of a label of `update_cost.HYPERPARAMETERS`."""
     import jax
     import jax.numpy as jnp
 
-    import optim
     from benchmarks import shapes, update_cost
-    from optim import distribute
+    from optim import sharding
 
     n = TOPOLOGY.n_devices
-    tx, _ = optim.make_optimizer(
-        name, update_cost.HYPERPARAMETERS[name], update_cost.SCHEDULE, 1729
-    )
+    tx = update_cost.optimizer(name, total_steps=1729)
     params = jax.tree.map(
         lambda s: jax.ShapeDtypeStruct(s, jnp.float32),
         shapes.resnet50(),
         is_leaf=update_cost.is_shape,
     )
-    state, owned = jax.eval_shape(lambda w: distribute.split(tx.init(w), n), params)
+    state, sharded = jax.eval_shape(lambda w: sharding.split(tx.init(w), n), params)
     step = update_cost.over_devices(tx, pod_compile.devices_of(TOPOLOGY))
-    lowered = step.lower(state, owned, params, params, jax.ShapeDtypeStruct((n,), jnp.float32))
+    lowered = step.lower(state, sharded, params, params, jax.ShapeDtypeStruct((n,), jnp.float32))
     return cycles.estimate(lowered.compile().as_text(), TOPOLOGY.generation)
 
 

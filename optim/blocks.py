@@ -1,33 +1,47 @@
-"""Shape arithmetic of blocked preconditioning: which block of which tensor is which row.
+"""Shape arithmetic of blocks: which part of which parameter is which block.
 
-Every tensor is reshaped (neighbouring small dimensions merged), and every dimension above the
-block size is cut. Blocks of equal shape, of whatever tensors, are the rows of one bucket:
+A parameter is reshaped (small neighbouring dimensions are merged) and every dimension above the
+block size is cut. Blocks of one shape, from all parameters, are stacked in one bucket:
 
-    [3, 3, 128, 128] -> [9, 128, 128]  -> 1 row of bucket (9, 128, 128)
-    [2048, 1000]     -> 112 rows of (128, 128), 16 rows of (128, 104)
-    [300]            -> 2 rows of (128,), 1 row of (44,)
+    [3, 3, 128, 128] -> [9, 128, 128]  -> 1 block of (9, 128, 128)
+    [2048, 1000]     -> 112 blocks of (128, 128), 16 blocks of (128, 104)
+    [300]            -> 2 blocks of (128,), 1 block of (44,)
+
+Buckets with little work are joined: their blocks are padded with zeros to a common shape.
+Everything here is static; it is computed while the program is traced.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
 Shape = tuple[int, ...]
-TILE_ROWS = 8  # of float32, the second to last dimension
+TILE_ROWS = 8  # of float32, in the second to last dimension, on a TPU
+# Buckets of tensors without preconditioner: their names begin so, their blocks are that long.
+ELEMENTWISE, ELEMENTWISE_SIZE = "elementwise_", 16_384
+ROOT_PRODUCTS = 24  # matrix products of one root, about
+# Work that joining may add: a share of all, or flops that cost less than another compilation.
+JOINED_SHARE, JOINED_FLOPS = 0.06, 1e9
+
+
+def is_preconditioned(bucket: str) -> bool:
+    """Whether the blocks of the bucket of that name have a preconditioner."""
+    return not bucket.startswith(ELEMENTWISE)
 
 
 def merge_small_dims(shape: Sequence[int], limit: int) -> Shape:
-    """Multiplies neighbouring dimensions, left to right, while the product stays <= `limit`.
+    """Multiplies neighbouring dimensions, left to right, while the product is at most `limit`.
 
-    (3, 3, 128, 128) with limit 128 -> (9, 128, 128); ones vanish; all ones -> (1,).
+    (3, 3, 128, 128) with limit 128 -> (9, 128, 128). Ones vanish; all ones give (1,).
     Source: seed README, "How?"; arXiv:2002.09018.
     """
     merged, product = [], 1
@@ -44,7 +58,7 @@ def merge_small_dims(shape: Sequence[int], limit: int) -> Shape:
 
 
 def segments(d: int, block_size: int) -> list[tuple[int, int, int]]:
-    """Cuts a dimension: (start, number of blocks, block length) of the full blocks and the tail."""
+    """Cuts a dimension into (start, number of blocks, block length): the full blocks, the tail."""
     full, tail = divmod(d, block_size)
     cuts = [(0, full, block_size)] if full else []
     return cuts + ([(full * block_size, 1, tail)] if tail else [])
@@ -52,151 +66,265 @@ def segments(d: int, block_size: int) -> list[tuple[int, int, int]]:
 
 @dataclass(frozen=True)
 class Piece:
-    """A box of every tensor of a group, cut into equal blocks."""
+    """A box of each of some parameters of one reshaped shape, cut into equal blocks.
 
+    The first dimension of `shape`, `start`, `counts` and `block` counts the layers of a stack of
+    layers; it is 1 for ordinary parameters.
+    """
+
+    leaves: tuple[int, ...]  # positions among the leaves
+    shape: Shape
     start: Shape
     counts: Shape
     block: Shape
 
+    @property
+    def blocks_per_leaf(self) -> int:
+        return math.prod(self.counts)
+
+    @property
+    def box(self) -> Shape:
+        return tuple(c * b for c, b in zip(self.counts, self.block, strict=True))
+
 
 @dataclass(frozen=True)
-class Group:
-    """Tensors of one merged shape; `tensors` are positions in the list given to `make_layout`."""
+class Bucket:
+    """Blocks of one shape, stacked in the order of `pieces`, their leaves and their positions.
 
-    merged: Shape
-    tensors: tuple[int, ...]
+    Attributes:
+      shape: of a block; blocks of smaller pieces are padded with zeros.
+      tensor: int32 `[n]`, a number for the tensor (a layer of a leaf) that each block belongs to.
+      decays: float32 `[n]`, 1 where the tensor has weight decay.
+    """
+
+    shape: Shape
     pieces: tuple[Piece, ...]
+    tensor: np.ndarray
+    decays: np.ndarray
+
+    @property
+    def n(self) -> int:
+        return len(self.tensor)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """`buckets[block shape]` lists the (group, piece) whose blocks are its rows, in order."""
+    """The buckets by name, and the shapes of the leaves that they are cut from."""
 
     shapes: tuple[Shape, ...]
-    groups: tuple[Group, ...]
-    buckets: dict[Shape, tuple[tuple[int, int], ...]]
-
-    def tensor_of_row(self, block: Shape) -> np.ndarray:
-        """int32 `[n]`: the tensor that each row of a bucket belongs to."""
-        parts = []
-        for g, p in self.buckets[block]:
-            group = self.groups[g]
-            parts.append(np.repeat(group.tensors, math.prod(group.pieces[p].counts)))
-        return np.concatenate(parts).astype(np.int32)
+    buckets: dict[str, Bucket]
+    n_tensors: int
 
 
-def make_layout(shapes: Sequence[Shape], block_size: int, merge: bool) -> Layout:
-    """Plans the buckets of tensors of rank >= 1 without empty dimensions."""
-    by_merged: dict[Shape, list[int]] = {}
-    for i, shape in enumerate(shapes):
-        merged = merge_small_dims(shape, block_size) if merge else tuple(shape)
-        by_merged.setdefault(merged, []).append(i)
-    groups: list[Group] = []
-    buckets: dict[Shape, list[tuple[int, int]]] = {}
-    for merged, tensors in by_merged.items():
-        cuts = itertools.product(*(segments(d, block_size) for d in merged))
-        pieces = tuple(Piece(*zip(*cut, strict=True)) for cut in cuts)
-        for p, piece in enumerate(pieces):
-            buckets.setdefault(piece.block, []).append((len(groups), p))
-        groups.append(Group(merged, tuple(tensors), pieces))
-    ordered = {block: tuple(buckets[block]) for block in sorted(buckets)}
-    return Layout(tuple(map(tuple, shapes)), tuple(groups), ordered)
+def make_layout(
+    shapes: Sequence[Shape],
+    *,
+    block_size: int,
+    merge: bool,
+    largest_dim: float = math.inf,
+    decays: Sequence[bool] | None = None,
+    stacked: Sequence[bool] | None = None,
+) -> Layout:
+    """Plans the buckets of a list of leaves.
+
+    Leaves of rank 0, or with a dimension above `largest_dim`, have no preconditioner: they are
+    flattened and cut into long blocks. Leaves without elements have no blocks.
+
+    Args:
+      decays: whether each leaf has weight decay; default all.
+      stacked: whether the first dimension of each leaf counts layers, each a tensor of its own;
+        default none.
+    """
+    decays = [True] * len(shapes) if decays is None else decays
+    stacked = [False] * len(shapes) if stacked is None else stacked
+    groups: dict[tuple[bool, Shape], list[int]] = {}
+    first_tensor, n_tensors = [], 0
+    for i, (shape, is_stack) in enumerate(zip(shapes, stacked, strict=True)):
+        layers, rest = (shape[0], tuple(shape[1:])) if is_stack and shape else (1, tuple(shape))
+        first_tensor.append(n_tensors)
+        n_tensors += layers
+        if 0 in shape:
+            continue
+        preconditioned = len(rest) > 0 and max(rest) <= largest_dim
+        if preconditioned:
+            reshaped = merge_small_dims(rest, block_size) if merge else rest
+        else:
+            reshaped = (math.prod(rest),)
+        groups.setdefault((preconditioned, (layers, *reshaped)), []).append(i)
+
+    pieces: dict[tuple[bool, Shape], list[Piece]] = {}
+    for (preconditioned, shape), leaves in groups.items():
+        size = block_size if preconditioned else ELEMENTWISE_SIZE
+        for cut in itertools.product([(0, shape[0], 1)], *(segments(d, size) for d in shape[1:])):
+            piece = Piece(tuple(leaves), shape, *zip(*cut, strict=True))
+            pieces.setdefault((preconditioned, piece.block[1:]), []).append(piece)
+
+    counts = {
+        key: sum(len(p.leaves) * p.blocks_per_leaf for p in found) for key, found in pieces.items()
+    }
+    buckets = {}
+    for (preconditioned, shape), members in join(counts, flops).items():
+        found = [piece for member in members for piece in pieces[preconditioned, member]]
+        tensor, decaying = [], []
+        for piece in found:
+            per_layer = piece.blocks_per_leaf // piece.counts[0]
+            for i in piece.leaves:
+                own = first_tensor[i] + np.arange(piece.counts[0])
+                tensor.append(np.repeat(own, per_layer))
+                decaying.append(np.full(piece.blocks_per_leaf, decays[i]))
+        name = "x".join(map(str, shape)) if preconditioned else f"{ELEMENTWISE}{shape[0]}"
+        buckets[name] = Bucket(
+            shape,
+            tuple(found),
+            np.concatenate(tensor).astype(np.int32),
+            np.concatenate(decaying).astype(np.float32),
+        )
+    return Layout(tuple(map(tuple, shapes)), buckets, n_tensors)
 
 
-def _cut(x: Array, piece: Piece) -> Array:
-    """`[t, *merged]` -> `[t * blocks, *block]`."""
-    t, rank = x.shape[0], len(piece.block)
-    stop = [s + c * b for s, c, b in zip(piece.start, piece.counts, piece.block, strict=True)]
-    x = lax.slice(x, (0, *piece.start), (t, *stop))
-    pairs = itertools.chain(*zip(piece.counts, piece.block, strict=True))
-    x = x.reshape(t, *pairs)
+def flops(preconditioned: bool, shape: Shape) -> float:
+    """Work of one block in an update, about; an elementwise operation counts as many flops."""
+    size = math.prod(shape)
+    matrices = sum(4 * size * d + 2 * ROOT_PRODUCTS * d**3 for d in shape)
+    return 100 * size + (matrices if preconditioned else 0)
+
+
+def join(
+    counts: Mapping[tuple[Any, Shape], int], flops: Callable[[Any, Shape], float]
+) -> dict[tuple[Any, Shape], list[Shape]]:
+    """Joins shapes of equal rank and kind while padding them to a common shape is nearly free.
+
+    Each batch costs a fraction of a second of compilation, and is rounded up to the number of
+    devices. The cheapest pair is joined first.
+
+    Args:
+      counts: {(kind, shape): number of arrays}.
+      flops: work of one array of that kind and shape.
+
+    Returns:
+      {(kind, common shape): shapes in it}, sorted.
+    """
+    allowed = max(JOINED_FLOPS, JOINED_SHARE * sum(n * flops(*key) for key, n in counts.items()))
+    numbers, members = dict(counts), {key: [key[1]] for key in counts}
+    while True:
+        pairs = []
+        for a, b in itertools.combinations(sorted(numbers), 2):
+            if a[0] == b[0] and len(a[1]) == len(b[1]):
+                common = (a[0], tuple(map(max, a[1], b[1])))
+                extra = sum(numbers[x] * (flops(*common) - flops(*x)) for x in (a, b))
+                pairs.append((extra, common, a, b))
+        if not pairs or min(pairs)[0] > allowed:
+            return {key: sorted(members[key]) for key in sorted(members)}
+        extra, common, *both = min(pairs)
+        allowed -= extra
+        n, shapes = sum(map(numbers.pop, both)), [x for key in both for x in members.pop(key)]
+        numbers[common] = n + numbers.get(common, 0)
+        members[common] = shapes + members.get(common, [])
+
+
+def _pad(blocks: Array, shape: Shape) -> Array:
+    """`[k, *smaller]` -> `[k, *shape]`, with zeros."""
+    missing = [(0, d - s) for d, s in zip(shape, blocks.shape[1:], strict=True)]
+    return jnp.pad(blocks, [(0, 0), *missing]) if any(m for _, m in missing) else blocks
+
+
+def to_blocks(layout: Layout, leaves: Sequence[Array]) -> dict[str, Array]:
+    """Cuts leaves into `{bucket: [n, *block]}`, float32."""
+    return {
+        name: jnp.concatenate([_pad(_cut(leaves, piece), b.shape) for piece in b.pieces])
+        for name, b in layout.buckets.items()
+    }
+
+
+def _cut(leaves: Sequence[Array], piece: Piece) -> Array:
+    """Returns the blocks of all leaves of a piece, `[n, *block]`."""
+    x = jnp.stack([leaves[i].astype(jnp.float32).reshape(piece.shape) for i in piece.leaves])
+    rank = len(piece.block)
+    stop = [s + d for s, d in zip(piece.start, piece.box, strict=True)]
+    x = lax.slice(x, (0, *piece.start), (len(x), *stop))
+    x = x.reshape(len(x), *itertools.chain(*zip(piece.counts, piece.block, strict=True)))
     order = [0, *range(1, 2 * rank, 2), *range(2, 2 * rank + 1, 2)]
-    return x.transpose(order).reshape(-1, *piece.block)
+    return x.transpose(order).reshape(-1, *piece.block[1:])
 
 
-def _uncut(rows: Array, piece: Piece) -> Array:
-    """`[blocks, *block]` of one tensor -> its box."""
-    sizes = [_tiles(b) if i + 2 == len(piece.block) else (b,) for i, b in enumerate(piece.block)]
-    x = rows.reshape(*piece.counts, *itertools.chain(*sizes))
+def some_blocks(
+    bucket: Bucket, trees: Sequence[Sequence[Array]], wanted: Array, zeros: Array
+) -> tuple[Array, ...]:
+    """Reads blocks `wanted` `[k]` of a bucket, from each list of leaves: `[k, *block]`, float32.
+
+    The result equals `to_blocks(...)[bucket][wanted]`, but nothing else is read. Blocks beyond the
+    last one are `zeros`, which has the shape of a block.
+    """
+    readers: list[Callable[[Array], tuple[Array, ...]]] = []
+    reader: list[int] = []  # of each block
+    position: list[int] = []
+    for piece in bucket.pieces:
+        for i in piece.leaves:
+            reader += [len(readers)] * piece.blocks_per_leaf
+            position += range(piece.blocks_per_leaf)
+            readers.append(partial(_read, [leaves[i] for leaves in trees], piece, bucket.shape))
+    reader.append(len(readers))
+    position.append(0)
+    readers.append(lambda _: tuple(zeros for _ in trees))
+    index = jnp.minimum(wanted, bucket.n)
+    which, where = jnp.asarray(reader, jnp.int32)[index], jnp.asarray(position, jnp.int32)[index]
+    return lax.map(lambda at: lax.switch(at[0], readers, at[1]), (which, where))
+
+
+def _read(leaves: Sequence[Array], piece: Piece, shape: Shape, number: Array) -> tuple[Array, ...]:
+    """Returns block `number` of a piece, from each of some leaves."""
+    start: list[Array] = []
+    rest = number
+    for s, c, b in reversed(list(zip(piece.start, piece.counts, piece.block, strict=True))):
+        start.insert(0, s + rest % c * b)
+        rest = rest // c
+    return tuple(
+        _pad(
+            lax.dynamic_slice(x.reshape(piece.shape), start, piece.block).astype(jnp.float32), shape
+        )[0]
+        for x in leaves
+    )
+
+
+def from_blocks(layout: Layout, blocks: Mapping[str, Array]) -> list[Array]:
+    """The inverse of `to_blocks`, leaf by leaf, which spares a TPU a copy of each group of leaves.
+
+    The blocks of a bucket may be followed by padding, and each may be split along its first
+    dimension into several rows: `[m, d_0 / parts, ...]` with m >= n * parts.
+    """
+    boxes: list[dict[Shape, Array]] = [{} for _ in layout.shapes]
+    for name, bucket in layout.buckets.items():
+        x, start = blocks[name], 0
+        parts = bucket.shape[0] // x.shape[1]
+        for piece in bucket.pieces:
+            for i in piece.leaves:
+                stop = start + piece.blocks_per_leaf
+                own = lax.slice_in_dim(x, start * parts, stop * parts)
+                own = own.reshape(-1, *bucket.shape)
+                boxes[i][piece.start] = _uncut(own, piece)
+                start = stop
+    leaves = []
+    for shape, boxes_of_leaf in zip(layout.shapes, boxes, strict=True):
+        leaf = _join(boxes_of_leaf) if boxes_of_leaf else jnp.zeros(shape, jnp.float32)
+        leaves.append(leaf.reshape(shape))
+    return leaves
+
+
+def _uncut(blocks: Array, piece: Piece) -> Array:
+    """`[blocks of one leaf, *padded block]` -> its box."""
+    block = piece.block[1:]
+    if blocks.shape[1:] != block:
+        blocks = lax.slice(blocks, [0] * blocks.ndim, (len(blocks), *block))
+    # A TPU moves whole tiles of 8 rows if the shapes show them. Otherwise it copies row by row.
+    sizes: list[Shape] = [(b,) for b in piece.block]
+    if len(block) > 1 and block[-2] % TILE_ROWS == 0:
+        sizes[-2] = (block[-2] // TILE_ROWS, TILE_ROWS)
+    x = blocks.reshape(*piece.counts, *itertools.chain(*sizes))
     order, at = [], len(piece.counts)
     for i, size in enumerate(sizes):
         order += [i, *range(at, at + len(size))]
         at += len(size)
-    lengths = [c * b for c, b in zip(piece.counts, piece.block, strict=True)]
-    return x.transpose(order).reshape(lengths)
-
-
-def _tiles(d: int) -> tuple[int, ...]:
-    """A TPU moves whole tiles of 8 rows if the shapes show them, else it copies row by row."""
-    return (d // TILE_ROWS, TILE_ROWS) if d % TILE_ROWS == 0 else (d,)
-
-
-def to_rows(layout: Layout, tensors: Sequence[Array]) -> dict[Shape, Array]:
-    """Tensors -> `{block shape: [n, *block]}`, float32."""
-    parts: dict[tuple[int, int], Array] = {}
-    for g, group in enumerate(layout.groups):
-        members = [tensors[i].astype(jnp.float32).reshape(group.merged) for i in group.tensors]
-        stacked = jnp.stack(members)
-        for p, piece in enumerate(group.pieces):
-            parts[g, p] = _cut(stacked, piece)
-    return {
-        block: jnp.concatenate([parts[key] for key in keys])
-        for block, keys in layout.buckets.items()
-    }
-
-
-def some_rows(
-    layout: Layout, block: Shape, trees: Sequence[Sequence[Array]], wanted: Array
-) -> tuple[Array, ...]:
-    """Rows `wanted` `[k]` of a bucket, of every list of tensors: `[k, *block]`, float32.
-
-    The same as `to_rows(...)[block][wanted]`, but nothing else is read. Rows beyond the last are
-    zeros.
-    """
-    readers: list[Callable[[Array], tuple[Array, ...]]] = []
-    reader: list[int] = []  # per row
-    place: list[int] = []
-    for g, p in layout.buckets[block]:
-        group, piece = layout.groups[g], layout.groups[g].pieces[p]
-        here = math.prod(piece.counts)
-        for i in group.tensors:
-            reader += [len(readers)] * here
-            place += range(here)
-            readers.append(partial(_read, [tree[i] for tree in trees], group.merged, piece))
-    reader.append(len(readers))
-    place.append(0)
-    readers.append(lambda _: tuple(jnp.zeros(block, jnp.float32) for _ in trees))
-    known = jnp.minimum(wanted, len(reader) - 1)
-    which, where = jnp.asarray(reader)[known], jnp.asarray(place)[known]
-    return lax.map(lambda at: lax.switch(at[0], readers, at[1]), (which, where))
-
-
-def _read(tensors: Sequence[Array], merged: Shape, piece: Piece, number: Array):
-    """Block `number` of a piece of every tensor."""
-    start: list[Array] = []
-    left = number
-    for s, c, b in reversed(list(zip(piece.start, piece.counts, piece.block, strict=True))):
-        start.insert(0, s + left % c * b)
-        left = left // c
-    return tuple(
-        lax.dynamic_slice(x.reshape(merged), start, piece.block).astype(jnp.float32)
-        for x in tensors
-    )
-
-
-def from_rows(layout: Layout, rows: dict[Shape, Array]) -> list[Array]:
-    """The inverse of `to_rows`; tensor by tensor, which spares a TPU a copy of each group."""
-    boxes: dict[int, dict[Shape, Array]] = {}
-    for block, keys in layout.buckets.items():
-        start = 0
-        for g, p in keys:
-            piece = layout.groups[g].pieces[p]
-            here = math.prod(piece.counts)
-            for i in layout.groups[g].tensors:
-                part = lax.slice_in_dim(rows[block], start, start + here)
-                boxes.setdefault(i, {})[piece.start] = _uncut(part, piece)
-                start += here
-    return [_join(boxes[i]).reshape(shape) for i, shape in enumerate(layout.shapes)]
+    return x.transpose(order).reshape(piece.box)
 
 
 def _join(boxes: dict[Shape, Array]) -> Array:

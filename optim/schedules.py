@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import jax.numpy as jnp
+import optax
 from jax import Array
 from jax.typing import ArrayLike
+
+from . import arguments
 
 Schedule = Callable[[ArrayLike], Array]
 
@@ -32,7 +35,7 @@ def polynomial(
     Sources: MLPerf v0.7 and v1.0 JAX `train.py` (LARS: linear, power 2, end 1e-4), the Shampoo
     README (end 0), init2winit `schedules.py: mlperf_polynomial` (warm-up power, clip).
     """
-    if warmup_steps < 0 or warmup_steps > total_steps:
+    if not 0 <= warmup_steps <= total_steps:
         raise ValueError(
             f"schedule.warmup_steps={warmup_steps}: must be in [0, total_steps={total_steps}]; "
             "shorten the warm-up or lengthen the run"
@@ -61,3 +64,12 @@ def value(learning_rate: float | Schedule, step: ArrayLike) -> Array:
     if rate.ndim:  # it would change the shape of the parameters that are scalars
         raise ValueError(f"learning_rate: has shape {rate.shape}; return a scalar")
     return rate.astype(jnp.float32)
+
+
+def scale(learning_rate: float | Schedule) -> optax.GradientTransformation:
+    """`optax.scale_by_learning_rate` for a scalar rate, in float32 also under x64."""
+    if callable(learning_rate):
+        return optax.scale_by_learning_rate(lambda step: value(learning_rate, step))
+    arguments.check_finite("learning_rate", learning_rate)
+    static = arguments.is_static(learning_rate)
+    return optax.scale_by_learning_rate(float(learning_rate) if static else value(learning_rate, 0))

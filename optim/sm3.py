@@ -10,27 +10,26 @@ import jax.numpy as jnp
 import optax
 from jax import Array, lax
 
-from optim import masks, schedules, traced
+from . import arguments, masks, schedules
 
 EPSILON = 1e-30  # the published constant: 0 * rsqrt(EPSILON) is a zero update
 
 
-class SM3State(NamedTuple):
-    step: Array
-    accumulators: Any  # tuple of [d_i] vectors per parameter; ([...],) of full shape if rank <= 1
-    momentum: Any  # () without momentum
-
-
-class _Scaled(NamedTuple):
-    direction: Array
-    accumulators: tuple[Array, ...]
+class ScaleBySM3State(NamedTuple):
+    accumulators: Any  # of each parameter, in the order of the leaves, as in `init_accumulators`
 
 
 def init_accumulators(w: Array) -> tuple[Array, ...]:
     """Zeros: one vector per dimension, O(sum of dims) memory; the full shape for rank 0 and 1."""
     if w.ndim <= 1:
-        return (jnp.zeros(w.shape, jnp.float32),)
-    return tuple(jnp.zeros(d, jnp.float32) for d in w.shape)
+        return (jnp.zeros_like(w, jnp.float32),)
+    # Maxima of w itself have the shapes and the shardings; only zeros remain in the program.
+    maxima = [jnp.max(w, axis=axes, initial=0.0) for axes in _others(w.ndim)]
+    return tuple(jnp.zeros_like(x, jnp.float32) for x in maxima)
+
+
+def _others(rank: int) -> list[tuple[int, ...]]:
+    return [tuple(j for j in range(rank) if j != i) for i in range(rank)]
 
 
 def _dense(accumulators: tuple[Array, ...], g: Array) -> tuple[Array, tuple[Array, ...]]:
@@ -38,7 +37,7 @@ def _dense(accumulators: tuple[Array, ...], g: Array) -> tuple[Array, tuple[Arra
     if g.ndim <= 1:
         total = accumulators[0] + g * g
         return g * lax.rsqrt(total + EPSILON), (total,)
-    others = [tuple(j for j in range(g.ndim) if j != i) for i in range(g.ndim)]
+    others = _others(g.ndim)
     spread = [jnp.expand_dims(a, axes) for a, axes in zip(accumulators, others, strict=True)]
     total = reduce(jnp.minimum, spread) + g * g
     new = tuple(jnp.max(total, axis=axes, initial=0.0) for axes in others)
@@ -47,40 +46,51 @@ def _dense(accumulators: tuple[Array, ...], g: Array) -> tuple[Array, tuple[Arra
 
 def sm3(
     learning_rate: float | schedules.Schedule, *, momentum: float = 0.9, weight_decay: float = 0.0
-) -> optax.GradientTransformation:
+) -> optax.GradientTransformationExtraArgs:
     """A = min_i A_i + g^2; m = momentum m + (1 - momentum) g / sqrt(A); w -= lr m.
 
     There is a momentum buffer only where momentum > 0. `weight_decay` is ours (the published
-    code has none): L2, g + weight_decay w, on weights only, before the accumulators.
+    code has none): L2, g + weight_decay w, on weights (`masks.decay_mask`) only, before the
+    accumulators.
+
+    Raises:
+      ValueError: a hyperparameter is out of its range.
     """
-    if traced.is_known(momentum) and not 0 <= momentum < 1:
-        raise ValueError(f"optimizer.momentum={momentum}: must be in [0, 1)")
-
-    def init(params: Any) -> SM3State:
-        zeros = jax.tree.map(lambda w: jnp.zeros(w.shape, jnp.float32), params)
-        accumulators = jax.tree.map(init_accumulators, params)
-        return SM3State(
-            jnp.zeros((), jnp.int32), accumulators, () if traced.equals(momentum, 0) else zeros
+    arguments.check_fraction("momentum", momentum)
+    arguments.check_not_negative("weight_decay", weight_decay)
+    if arguments.equals(momentum, 0):
+        average = optax.identity()
+    else:
+        average = optax.ema(momentum, debias=False, accumulator_dtype=jnp.float32)
+    return arguments.in_float32(
+        optax.chain(
+            optax.add_decayed_weights(weight_decay, masks.decay_mask),
+            scale_by_sm3(),
+            average,
+            schedules.scale(learning_rate),
         )
+    )
 
-    def update(grads: Any, state: SM3State, params: Any) -> tuple[Any, SM3State]:
-        rate = schedules.value(learning_rate, state.step)
 
-        def scaled(w: Array, g: Array, decays: bool, accumulators: tuple[Array, ...]) -> _Scaled:
-            g = g.astype(jnp.float32)
-            if decays and not traced.equals(weight_decay, 0):
-                g = g + weight_decay * w.astype(jnp.float32)
-            direction, new = _dense(accumulators, g)
-            return _Scaled((1 - momentum) * direction, new)
+def scale_by_sm3() -> optax.GradientTransformation:
+    """g / sqrt(min_i A_i + g^2), and the A_i that cover these sums."""
 
-        both = jax.tree.map(scaled, params, grads, masks.decay_mask(params), state.accumulators)
-        step = jax.tree.map(lambda x: x.direction, both, is_leaf=lambda x: isinstance(x, _Scaled))
-        new = jax.tree.map(lambda x: x.accumulators, both, is_leaf=lambda x: isinstance(x, _Scaled))
-        buffer = state.momentum
-        if not traced.equals(momentum, 0):
-            step = buffer = jax.tree.map(lambda m, d: momentum * m + d, buffer, step)
-        updates = jax.tree.map(lambda m, w: (-rate * m).astype(w.dtype), step, params)
-        return updates, SM3State(state.step + 1, new, buffer)
+    def init(params: Any) -> ScaleBySM3State:
+        leaves = jax.tree.leaves(params)
+        # `optax.tree_map_params` passes a tree without leaves and looks for it in the state.
+        return ScaleBySM3State(tuple(map(init_accumulators, leaves)) if leaves else params)
+
+    def update(grads: Any, state: ScaleBySM3State, params: Any = None) -> Any:
+        del params
+        leaves, treedef = jax.tree.flatten(grads)
+        if not leaves:
+            return grads, state
+        scaled = [
+            _dense(accumulators, g.astype(jnp.float32))
+            for accumulators, g in zip(state.accumulators, leaves, strict=True)
+        ]
+        updates, accumulators = zip(*scaled, strict=True)
+        return jax.tree.unflatten(treedef, updates), ScaleBySM3State(accumulators)
 
     return optax.GradientTransformation(init, update)
 

@@ -76,7 +76,7 @@ def measure(config: ConfigDict, topology: topologies.Topology, hlo: str = "") ->
     import input_pipeline
     import step as steps
     import train
-    from optim import distribute
+    from optim import sharding
 
     spec = input_pipeline.describe(**{**config.dataset.to_dict(), "data_dir": None})
     devices = devices_of(topology)
@@ -90,8 +90,8 @@ def measure(config: ConfigDict, topology: topologies.Topology, hlo: str = "") ->
     )
     program = train.build(config, spec, devices)
     state = steps.state_shapes(program.model, program.tx, spec.image_shape)
-    opt_state, owned = jax.eval_shape(partial(distribute.split, n_devices=n), state.opt_state)
-    state = dataclasses.replace(state, opt_state=opt_state, owned=owned)
+    opt_state, sharded = jax.eval_shape(partial(sharding.split, n_devices=n), state.opt_state)
+    state = dataclasses.replace(state, opt_state=opt_state, sharded=sharded)
     image = jax.ShapeDtypeStruct(spec.image_shape, config.dataset.image_dtype)
     found = {}
     for name, step, size in (
@@ -101,9 +101,11 @@ def measure(config: ConfigDict, topology: topologies.Topology, hlo: str = "") ->
         arguments = (state, train.batch_shapes(n, size, image))
         found[name] = compiled(step, arguments, topology, hlo and f"{hlo}/{name}.txt")
     roots = [
-        leaf.shape[1]
-        for path, leaf in jax.tree_util.tree_leaves_with_path(owned)
-        if "roots" in jax.tree_util.keystr(path)
+        sharding.rows_per_device(leaf.n, n)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(
+            opt_state, is_leaf=lambda x: isinstance(x, sharding.Sharded)
+        )
+        if "roots" in jax.tree_util.keystr(path) and isinstance(leaf, sharding.Sharded)
     ]
     return {
         "recipe": config.recipe,

@@ -18,7 +18,7 @@ COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "coll
 NOT_AN_ESTIMATE = 2**50  # the compiler writes 2^60 where it has none
 BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s32": 4, "u32": 4, "f32": 4, "s64": 8}
 PASSES = {"all-reduce": 2}  # of the bytes over a chip's links; 1 for all others
-SCOPES = ("rows", "statistics", "roots", "preconditioning", "gather")  # of optim.shampoo
+SCOPES = ("blocks", "statistics", "roots", "preconditioning", "gather")  # of optim.shampoo
 
 Computation = list[str]
 

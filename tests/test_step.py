@@ -18,7 +18,7 @@ from processes import free_port
 import optim
 import step as steps
 from models.batch_norm import BatchNorm
-from optim import distribute
+from optim import sharding
 
 SIDE, CLASSES, BATCH = 6, 4, 16
 TRACED_AS = "_fun"  # what pmap calls any function that it compiles
@@ -79,7 +79,7 @@ def init(tx):
 
 
 def canonical(state):
-    whole = distribute.merge(state.opt_state, state.owned)
+    whole = sharding.merge(state.opt_state, state.sharded)
     return jax.device_get(state.params), jax.device_get(state.batch_stats), jax.device_get(whole)
 
 
@@ -141,10 +141,10 @@ def test_pmap_is_shard_map(monkeypatch):
     local = lambda tree: jax.tree.map(lambda x: x[0], tree)  # noqa: E731
 
     def on_shard(state, batch):
-        state = steps.replace(state, owned=local(state.owned))
+        state = steps.replace(state, sharded=local(state.sharded))
         state, metrics = train_step(state, local(batch))
-        owned = jax.tree.map(lambda x: x[None], state.owned)
-        return steps.replace(state, owned=owned), metrics
+        sharded = jax.tree.map(lambda x: x[None], state.sharded)
+        return steps.replace(state, sharded=sharded), metrics
 
     mesh = Mesh(np.array(jax.devices()), (steps.AXIS,))
     by_shard_map = jax.jit(

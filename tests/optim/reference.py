@@ -4,8 +4,6 @@ import itertools
 
 import numpy as np
 
-RIDGE_FLOOR = 1e-6  # the stated rule: a ridge below this part of lambda_max is raised to it
-
 
 def merged(shape, limit):
     out, product = [], 1
@@ -26,7 +24,7 @@ def block_slices(shape, size):
 def inverse_root(s, p, epsilon, relative):
     values, vectors = np.linalg.eigh(s)
     top = max(values[-1], 0.0)
-    ridge = max(epsilon * top if relative else epsilon, RIDGE_FLOOR * top)
+    ridge = epsilon * top if relative else epsilon
     return (vectors * (np.maximum(values, 0) + ridge) ** (-1 / p)) @ vectors.T
 
 

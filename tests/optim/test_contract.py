@@ -17,7 +17,7 @@ import pytest
 
 import optim
 import step
-from optim import distribute
+from optim import sharding
 
 HYPERPARAMETERS = {
     "lars": {"momentum": 0.9, "trust_coefficient": 0.05},
@@ -161,11 +161,11 @@ def test_eight_devices_equal_one_and_may_take_their_state_back(name):
 
     def one_step(state, batch):
         g = jax.lax.pmean(jax.grad(loss)(state.params, *batch), step.AXIS)
-        old = distribute.attach(state.opt_state, state.owned)
+        old = sharding.attach(state.opt_state, state.sharded)
         updates, new = tx.update(g, old, state.params)
-        opt_state, owned = distribute.detach(new)
+        opt_state, sharded = sharding.detach(new)
         params = optax.apply_updates(state.params, updates)
-        return step.TrainState(state.step + 1, params, {}, opt_state, owned), loss(params, *batch)
+        return step.TrainState(state.step + 1, params, {}, opt_state, sharded), loss(params, *batch)
 
     params = jax.tree.map(jnp.asarray, init_params())
     state = step.place(step.TrainState(jnp.int32(0), params, {}, tx.init(params), {}))
@@ -179,7 +179,7 @@ def test_eight_devices_equal_one_and_may_take_their_state_back(name):
 def test_the_example_returns_the_parameters_themselves():
     params = jax.tree.map(jnp.asarray, init_params())
     state = built(RETURNS_PARAMETERS)[0].init(params)
-    assert state.inner.average["dense"]["kernel"] is params["dense"]["kernel"]
+    assert state.inner_state.average["dense"]["kernel"] is params["dense"]["kernel"]
 
 
 def test_unknown_names_and_fields_are_explained(monkeypatch):

@@ -1,4 +1,4 @@
-"""Statistics and preconditioning of rows against numpy, and which sizes share a batch of roots."""
+"""Statistics and preconditioning of blocks against numpy, and the batches of their roots."""
 
 import jax
 import numpy as np
@@ -51,20 +51,22 @@ def test_preconditioning_multiplies_every_axis_with_its_root():
     np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("counts", "batches"),
-    [
-        pytest.param({(4, 8): 9, (4, 16): 3}, {(4, 16): [8, 16]}, id="small ones are joined"),
-        pytest.param({(4, 8): 9, (2, 16): 3}, {(2, 16): [16], (4, 8): [8]}, id="not across p"),
-        pytest.param(
-            {(4, 64): 100, (4, 128): 100}, {(4, 64): [64], (4, 128): [128]}, id="too much padding"
-        ),
-        pytest.param(  # ResNet-50
-            {(4, 128): 2287, (4, 104): 17, (4, 64): 35, (4, 49): 1, (4, 9): 79, (4, 3): 1},
-            {(4, 128): [3, 9, 49, 64, 104, 128]},
-            id="little against the whole",
-        ),
-    ],
-)
-def test_sizes_join_a_larger_batch_where_padding_is_cheap(counts, batches):
-    assert preconditioner.join_sizes(counts) == batches
+@pytest.mark.parametrize("p", [2, 4])
+def test_roots_of_buckets_that_share_a_batch_are_those_of_each_alone(p):
+    def square(seed, n, d):
+        x = rows(seed, n, (d, 2 * d))
+        return x @ x.swapaxes(1, 2)
+
+    stats = {"a": {"0": square(0, 3, 4), "1": square(1, 3, 9)}, "b": {"0": square(2, 2, 9)}}
+    old = jax.tree.map(np.zeros_like, stats)
+    got, failed, escalated = preconditioner.roots(stats, old, {"a": p, "b": p}, 1e-4, True)
+    assert {k: list(v) for k, v in failed.items()} == {"a": [0, 0, 0], "b": [0, 0]}
+    assert {k: list(v) for k, v in escalated.items()} == {"a": [0, 0, 0], "b": [0, 0]}
+
+    def check(s, root):
+        values, v = np.linalg.eigh(np.float64(s))
+        ridge = 1e-4 * values[:, -1:, None]
+        wanted = (v * (values[:, None] + ridge) ** (-1 / p)) @ v.swapaxes(1, 2)
+        np.testing.assert_allclose(root, wanted, atol=1e-4 * np.abs(wanted).max())
+
+    jax.tree.map(check, stats, got)

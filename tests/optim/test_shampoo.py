@@ -1,5 +1,6 @@
 """Shampoo against a float64 transcription, and the inputs that break public implementations."""
 
+import dataclasses
 import functools
 
 import jax
@@ -12,7 +13,7 @@ import reference
 import optim
 from benchmarks import parity
 from benchmarks.parity import MLPERF_V1, README, SHAPES, rate
-from optim import shampoo
+from optim import blocks, shampoo, sharding
 from optim.shampoo import LayerwiseGrafting
 
 
@@ -46,20 +47,59 @@ def counts(state):
     return {k.removeprefix("shampoo_"): int(v) for k, v in optim.metrics(state).items()}
 
 
+def part(state, kind):
+    """The only part of a state of that type."""
+    found = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, kind))
+    (one,) = [x for x in found if isinstance(x, kind)]
+    return one
+
+
+def preconditioners(state):
+    """(statistics, roots), arrays `{bucket: {axis: [n, d, d]}}`."""
+    both = part(state, shampoo.ScaleByShampooState)
+    return sharding.unwrap((both.statistics, both.roots))
+
+
+def with_statistics(state, change):
+    """The state with `change(bucket, axis, S)` for each statistic."""
+    old = part(state, shampoo.ScaleByShampooState)
+    new = {
+        name: {i: dataclasses.replace(s, rows=change(name, i, s.rows)) for i, s in axes.items()}
+        for name, axes in old.statistics.items()
+    }
+    return jax.tree.map(
+        lambda x: x._replace(statistics=new) if x is old else x, state, is_leaf=lambda x: x is old
+    )
+
+
+def at_count(state, count):
+    """The state as if `count` updates were completed."""
+
+    def one(path, x):
+        return jnp.int32(count) if getattr(path[-1], "name", "") in ("count", "step") else x
+
+    return jax.tree_util.tree_map_with_path(one, state)
+
+
 @pytest.mark.parametrize(
     ("options", "scale", "limit"),
     [
-        pytest.param(README, 1.0, 2e-4, id="readme"),
+        pytest.param(README, 1.0, 1e-4, id="readme"),
         pytest.param(
             README | {"exponent_override": 0}, 1.0, 2e-4, id="2 x rank", marks=pytest.mark.slow
         ),
-        pytest.param(MLPERF_V1, 1e-3, 2e-3, id="mlperf_v1 1e-3"),
-        pytest.param(MLPERF_V1, 0.1, 2e-3, id="mlperf_v1 0.1"),
-        pytest.param(MLPERF_V1, 1.0, 2e-3, id="mlperf_v1 1"),
+        pytest.param(MLPERF_V1, 1e-3, 2e-4, id="mlperf_v1 1e-3"),
+        pytest.param(MLPERF_V1, 0.1, 2e-4, id="mlperf_v1 0.1"),
+        pytest.param(MLPERF_V1, 1.0, 2e-4, id="mlperf_v1 1"),
+        pytest.param(MLPERF_V1, 10.0, 2e-4, id="mlperf_v1 10"),
     ],
 )
 def test_fifty_steps_equal_the_float64_transcription(options, scale, limit):
     assert parity.shampoo(options, scale) < limit
+
+
+def layout():
+    return blocks.make_layout(list(SHAPES.values()), block_size=16, merge=True)
 
 
 RANKS_5_AND_6 = {"five": (2, 3, 2, 3, 2), "six": (2, 1, 3, 2, 2, 2), "ones": (1, 1, 1)}
@@ -129,9 +169,10 @@ def test_a_beta2_of_one_sums_whatever_type_it_has():
     params, grads = random_tree(0, shapes), [random_tree(i, shapes) for i in (1, 2)]
     _, state = run(make((("beta2", np.float32(1.0)), ("graft_type", "RMSPROP"))), params, grads)
     squares = sum(np.outer(g["w"], g["w"]) for g in grads)
-    found = state.rows["3"].rows
-    np.testing.assert_allclose(found["statistics"]["0"][0] - 1e-6 * np.eye(3), squares, rtol=1e-5)
-    np.testing.assert_allclose(found["accumulator"][0], np.diag(squares), rtol=1e-6)
+    statistics, _ = preconditioners(state)
+    np.testing.assert_allclose(statistics["3"]["0"][0] - 1e-6 * np.eye(3), squares, rtol=1e-5)
+    accumulators = state.inner[0].before[0]
+    np.testing.assert_allclose(accumulators["3"].rows[0], np.diag(squares), rtol=1e-6)
 
 
 @pytest.mark.parametrize("graft_type", ["ADAGRAD", "RMSPROP"])
@@ -139,7 +180,8 @@ def test_a_square_that_overflows_does_not_end_the_graft(graft_type):
     made = make((("graft_type", graft_type), ("beta2", 0.9)))
     params, g = {"s": np.float32(1.0)}, {"s": np.float32(2.0)}
     got, state = run(made, params, [{"s": np.float32(1e25)}])
-    assert (got["s"], state.plain["0"]["accumulator"]) == (1.0, 0.0)
+    accumulators = state.inner[0].before[0]
+    assert (got["s"], accumulators["elementwise_1"].rows[0, 0]) == (1.0, 0.0)
     updates, _ = made[1](g, state, got)
     length = 1.0 if graft_type == "ADAGRAD" else 0.1**-0.5
     np.testing.assert_allclose(updates["s"], -rate(1) * 1.9 * length, rtol=1e-5)
@@ -158,7 +200,7 @@ def test_gradients_that_are_not_of_the_parameters_are_refused(grads, error):
     params = {"a": np.ones((3, 2), np.float32), "b": np.ones(2, np.float32)}
     with pytest.raises(ValueError, match=error):
         tx.update(grads, tx.init(params), params)
-    with pytest.raises(ValueError, match="tree structure"):
+    with pytest.raises(ValueError, match="params=None"):
         tx.update(params, tx.init(params), None)
 
 
@@ -239,11 +281,11 @@ def test_statistics_every_third_step_see_every_third_gradient():
         _, state = update(g, state, params)
         if i % 3 == 0:
             _, every = every_update(g, every, params)
-        rows, rows_before = state.rows["6x5"].rows, before.rows["6x5"].rows
+        (statistics, roots), (_, roots_before) = preconditioners(state), preconditioners(before)
         np.testing.assert_allclose(
-            rows["statistics"]["0"], every.rows["6x5"].rows["statistics"]["0"], rtol=1e-5
+            statistics["6x5"]["0"], preconditioners(every)[0]["6x5"]["0"], rtol=1e-5
         )
-        kept = np.array_equal(rows["roots"]["1"], rows_before["roots"]["1"])
+        kept = np.array_equal(roots["6x5"]["1"], roots_before["6x5"]["1"])
         assert kept == (i not in (0, 4, 6))  # new statistics at 0, 3, 6; roots at 0, 2, 4, 6
 
 
@@ -262,12 +304,13 @@ def test_a_gradient_that_is_not_finite_changes_nothing_and_is_counted(bad):
         if i == 1:
             before, kept = got, state
     jax.tree.map(np.testing.assert_array_equal, got, before)
-    for name, owned in state.rows.items():
-        old = kept.rows[name].rows
-        jax.tree.map(np.testing.assert_array_equal, owned.rows["statistics"], old["statistics"])
-        np.testing.assert_array_equal(owned.rows["momentum"], old["momentum"])
+    floats = [
+        [x for x in jax.tree.leaves(one) if jnp.issubdtype(x.dtype, jnp.inexact)]
+        for one in (state, kept)
+    ]
+    jax.tree.map(np.testing.assert_array_equal, *floats)
     assert counts(state)["skipped_updates"] == 1
-    state = state._replace(step=state.step - 1)  # so that the rates are those of the clean run
+    state = at_count(state, 2)  # so that the rates are those of the clean run
     for g in grads[2:]:
         updates, state = update(g, state, got)
         got = optax.apply_updates(got, updates)
@@ -284,9 +327,22 @@ def test_gradients_whose_squares_overflow_keep_the_statistics():
     _, first = update(g, state, params)
     updates, second = update(large, first, params)
     assert counts(second)["skipped_statistics"] == 4  # two axes of the two blocks of 20 x 13
-    for name in ("16x13", "4x13"):
-        old, new = first.rows[name].rows, second.rows[name].rows
-        np.testing.assert_array_equal(new["statistics"]["0"], old["statistics"]["0"])
+    (old, _), (new, _) = preconditioners(first), preconditioners(second)
+    kept = [np.array_equal(x, y) for x, y in zip(old["16x16"]["0"], new["16x16"]["0"], strict=True)]
+    dense = [p for p in layout().buckets["16x16"].pieces if p.shape == (1, 20, 13)]
+    assert sum(kept) == sum(p.blocks_per_leaf for p in dense) == 2
+    assert all(np.all(np.isfinite(u)) for u in jax.tree.leaves(updates))
+
+
+def test_gradients_whose_squares_vanish_keep_the_statistics_and_are_counted():
+    """Otherwise part of the squares would be zero, and the direction another one."""
+    tx, update = optimizer()
+    params, g = random_tree(0), random_tree(1)
+    _, first = update(g, tx.init(params), params)
+    tiny = g | {"dense": g["dense"] * np.float32(1e-18)}
+    updates, second = update(tiny, first, params)
+    assert counts(second)["skipped_statistics"] == 4
+    assert counts(first)["skipped_statistics"] == 0
     assert all(np.all(np.isfinite(u)) for u in jax.tree.leaves(updates))
 
 
@@ -294,13 +350,14 @@ def test_a_root_that_fails_keeps_the_previous_one_and_is_counted():
     made = optimizer()
     params, g = random_tree(0), random_tree(1)
     _, state = run(made, params, [g])
-    rows = state.rows["16"].rows
-    poisoned = rows["statistics"]["0"].at[0].set(jnp.nan)
-    broken = state.rows["16"].replace(rows=rows | {"statistics": {"0": poisoned}})
-    updates, after = made[1](g, state._replace(rows=state.rows | {"16": broken}), params)
-    new = after.rows["16"].rows["roots"]["0"]
-    np.testing.assert_array_equal(new[0], rows["roots"]["0"][0])
-    assert np.any(new[1] != rows["roots"]["0"][1])
+
+    def poison(name, axis, s):
+        return s.at[0].set(jnp.nan) if (name, axis) == ("16", "0") else s
+
+    updates, after = made[1](g, with_statistics(state, poison), params)
+    old, new = (preconditioners(x)[1]["16"]["0"] for x in (state, after))
+    np.testing.assert_array_equal(new[0], old[0])
+    assert np.any(new[1] != old[1])
     assert counts(after)["failed_roots"] == 1
     assert all(np.all(np.isfinite(u)) for u in jax.tree.leaves(updates))
 
@@ -311,8 +368,7 @@ def test_the_direction_does_not_depend_on_the_gradients_scale(scale):
     params, g = random_tree(0), random_tree(1)
     tx, update = made
     state = tx.init(params)
-    for owned in state.rows.values():  # without the first steps' eps I
-        owned.rows["statistics"] = jax.tree.map(jnp.zeros_like, owned.rows["statistics"])
+    state = with_statistics(state, lambda *s: jnp.zeros_like(s[-1]))  # no eps I
     unit, _ = update(g, state, params)
     scaled, _ = update({k: np.float32(x * scale) for k, x in g.items()}, state, params)
     for k in SHAPES:
@@ -385,7 +441,7 @@ def test_a_thousand_hostile_steps_end_on_course():
         if i == 500:
             g["conv"] = np.full_like(g["conv"], np.nan)
         if i == 700:
-            state = state._replace(step=jnp.zeros((), jnp.int32))  # the rate rises again
+            state = at_count(state, 0)  # the rate rises again
             before = distance()
         updates, state = update(g, state, params)
         params = optax.apply_updates(params, updates)
@@ -404,6 +460,15 @@ def test_a_model_of_scalars_only_is_sgd():
 
 def test_hyperparameters_out_of_range_are_refused():
     for field, value in [
+        ("beta1", np.nan),
+        ("beta2", -0.1),
+        ("weight_decay", np.nan),
+        ("weight_decay", -1.0),
+        ("trust_coefficient", -1.0),
+        ("diagonal_epsilon", -1.0),
+        ("start_preconditioning_step", 2.5),
+        ("start_preconditioning_step", -3),
+        ("no_preconditioning_for_layers_with_dim_gt", -1),
         ("exponent_override", 2.5),
         ("exponent_override", -1),
         ("exponent_override", np.nan),

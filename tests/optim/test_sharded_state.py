@@ -1,4 +1,4 @@
-"""One, two and eight devices; canonical, owned and replicated states: the same update."""
+"""One, two and eight devices; canonical, sharded and replicated states: the same update."""
 
 import functools
 
@@ -10,7 +10,8 @@ import pytest
 
 import checkpoint
 import optim
-from optim import distribute
+from optim import sharding
+from optim.shampoo import ScaleByShampooState
 from step import TrainState
 
 SHAPES = {"kernel": (40, 24), "bias": (24,), "scale": ()}  # 15, 3 and 0 rows of block size 8
@@ -34,12 +35,12 @@ GRADS = [tree(i) for i in range(1, 5)]
 
 
 @functools.cache
-def owned_step(n_devices):
-    def step(without, owned, params, g):
-        state = distribute.attach(without, owned)
+def sharded_step(n_devices):
+    def step(without, sharded, params, g):
+        state = sharding.attach(without, sharded)
         updates, state = TX.update(g, state, params)
-        without, owned = distribute.detach(state)
-        return without, owned, optax.apply_updates(params, updates)
+        without, sharded = sharding.detach(state)
+        return without, sharded, optax.apply_updates(params, updates)
 
     return jax.pmap(
         step,
@@ -50,11 +51,11 @@ def owned_step(n_devices):
     )
 
 
-def run_owned(n_devices, params, state, grads):
-    without, owned = distribute.split(state, n_devices)
+def run_sharded(n_devices, params, state, grads):
+    without, sharded = sharding.split(state, n_devices)
     for g in grads:
-        without, owned, params = owned_step(n_devices)(without, owned, params, g)
-    return params, distribute.merge(without, owned)
+        without, sharded, params = sharded_step(n_devices)(without, sharded, params, g)
+    return params, sharding.merge(without, sharded)
 
 
 @functools.cache
@@ -67,18 +68,22 @@ def alone():
     return params, state
 
 
+def statistics(state):
+    is_shampoo = lambda x: isinstance(x, ScaleByShampooState)  # noqa: E731
+    found = jax.tree.leaves(state, is_leaf=is_shampoo)
+    return sharding.unwrap(next(x for x in found if is_shampoo(x)).statistics)
+
+
 def assert_close(a, b, tolerance=2e-6):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=tolerance, rtol=1e-5), a, b)
 
 
 @pytest.mark.parametrize("n_devices", [pytest.param(2, marks=pytest.mark.slow), 8])
-def test_owned_rows_give_the_update_of_one_device(n_devices):
-    params, state = run_owned(n_devices, tree(0), TX.init(tree(0)), GRADS)
+def test_sharded_rows_give_the_update_of_one_device(n_devices):
+    params, state = run_sharded(n_devices, tree(0), TX.init(tree(0)), GRADS)
     assert_close(params, alone()[0])
     assert jax.tree.structure(state) == jax.tree.structure(alone()[1])
-    for name, owned in state.rows.items():
-        mine = owned.rows
-        assert_close(mine["statistics"], alone()[1].rows[name].rows["statistics"])
+    assert_close(statistics(state), statistics(alone()[1]))
 
 
 def test_a_replicated_canonical_state_gives_the_update_of_one_device():
@@ -86,23 +91,20 @@ def test_a_replicated_canonical_state_gives_the_update_of_one_device():
         updates, state = TX.update(g, state, params)
         return state, optax.apply_updates(params, updates)
 
-    def some(tree):  # tensors do not see each other; fewer compile faster
-        return {k: tree[k] for k in ("kernel", "scale")}
-
     pmapped = jax.pmap(step, axis_name="batch", in_axes=(None, None, None, 0), out_axes=0)
-    params, state = some(tree(0)), TX.init(some(tree(0)))
+    params, state = tree(0), TX.init(tree(0))
     for g in GRADS:
-        states, every = pmapped(state, params, some(g), np.zeros(8))
+        states, every = pmapped(state, params, g, np.zeros(8))
         params, state = jax.tree.map(lambda x: x[0], (every, states))
         jax.tree.map(lambda x: np.testing.assert_array_equal(x[1:], x[:-1]), (every, states))
-    assert_close(params, some(alone()[0]))
-    assert_close(state.rows["8x8"], alone()[1].rows["8x8"], 2e-4)
+    assert_close(params, alone()[0])
+    assert_close(sharding.unwrap(state), sharding.unwrap(alone()[1]), 2e-4)
 
 
 def test_a_run_moves_by_checkpoint_from_eight_devices_to_one_to_four(tmp_path):
     def through_a_checkpoint(step, params, state):
         checkpoints = checkpoint.Checkpoints(tmp_path / str(step), keep=1)
-        placed = TrainState(jnp.int32(step), params, {}, *distribute.split(state, 8))
+        placed = TrainState(jnp.int32(step), params, {}, *sharding.split(state, 8))
         checkpoints.save(step, placed, {})
         checkpoints.close()
         template = TrainState(jnp.int32(0), tree(0), {}, TX.init(tree(0)), {})
@@ -110,49 +112,49 @@ def test_a_run_moves_by_checkpoint_from_eight_devices_to_one_to_four(tmp_path):
         jax.tree.map(np.testing.assert_array_equal, restored.opt_state, state)
         return restored.params, restored.opt_state
 
-    at_two = through_a_checkpoint(2, *run_owned(8, tree(0), TX.init(tree(0)), GRADS[:2]))
-    straight, _ = run_owned(8, *at_two, GRADS[2:3])
-    on_four, _ = run_owned(4, *at_two, GRADS[2:3])
+    at_two = through_a_checkpoint(2, *run_sharded(8, tree(0), TX.init(tree(0)), GRADS[:2]))
+    straight, _ = run_sharded(8, *at_two, GRADS[2:3])
+    on_four, _ = run_sharded(4, *at_two, GRADS[2:3])
     updates, state = jax.jit(TX.update)(GRADS[2], at_two[1], at_two[0])
     on_one = optax.apply_updates(at_two[0], updates)
     assert_close(on_one, straight)
     assert_close(on_four, straight)
-    params, _ = run_owned(4, *through_a_checkpoint(3, on_one, state), GRADS[3:])
+    params, _ = run_sharded(4, *through_a_checkpoint(3, on_one, state), GRADS[3:])
     assert_close(params, alone()[0])
 
 
 @pytest.mark.parametrize("n_devices", [1, 2, 4, 8, 16])
 def test_merging_undoes_splitting_bit_by_bit(n_devices):
     state = alone()[1]
-    without, owned = distribute.split(state, n_devices)
-    assert all(x.shape[0] == n_devices for x in jax.tree.leaves(owned))
-    again = distribute.merge(without, owned)
+    without, sharded = sharding.split(state, n_devices)
+    assert all(x.shape[0] == n_devices for x in jax.tree.leaves(sharded))
+    again = sharding.merge(without, sharded)
     jax.tree.map(np.testing.assert_array_equal, again, state)
 
 
 @pytest.mark.parametrize(("n", "k"), [(1, 1), (8, 1), (9, 2), (16, 2), (1385, 174)])
 def test_devices_own_no_more_rows_than_needed(n, k):
-    assert distribute.rows_per_device(n, 8) == k
+    assert sharding.rows_per_device(n, 8) == k
 
 
 def test_padding_rows_are_identity():
-    _, owned = distribute.split(TX.init(tree(0)), 8)
-    bias = owned["0"]["roots"]["0"]
-    assert bias.shape == (8, 1, 8, 8)
-    np.testing.assert_array_equal(bias[-1, 0], np.eye(8))
+    state = sharding.Sharded(jnp.full((3, 2, 2), 5.0), 3), sharding.Sharded(jnp.full(3, 5.0), 3)
+    _, rows = sharding.split(state, 2)
+    np.testing.assert_array_equal(rows["0"][1], [np.full((2, 2), 5.0), np.eye(2)])
+    np.testing.assert_array_equal(rows["1"], [[5.0, 5.0], [5.0, 1.0]])
 
 
 def test_other_optimizers_own_nothing():
     state = optax.adam(0.1).init(tree(0))
-    without, owned = distribute.split(state, 8)
-    assert owned == {}
-    jax.tree.map(np.testing.assert_array_equal, distribute.merge(without, owned), state)
+    without, sharded = sharding.split(state, 8)
+    assert sharded == {}
+    jax.tree.map(np.testing.assert_array_equal, sharding.merge(without, sharded), state)
 
 
 def test_rows_of_another_number_of_devices_are_refused():
-    without, owned = distribute.split(TX.init(tree(0)), 2)
-    state = distribute.attach(without, jax.tree.map(lambda x: x[0], owned))
-    with pytest.raises(ValueError, match="devices' share"):
+    without, sharded = sharding.split(TX.init(tree(0)), 2)
+    state = sharding.attach(without, jax.tree.map(lambda x: x[0], sharded))
+    with pytest.raises(ValueError, match="share of one of 1 devices"):
         TX.update(GRADS[0], state, tree(0))
 
 
@@ -175,12 +177,14 @@ def test_a_missing_axis_is_no_error_for_a_whole_state():
 )
 def test_what_each_device_owns_is_gathered_in_order(n, block):
     rows = np.float32(np.random.default_rng(n).normal(size=(n, *block)))
-    k = distribute.rows_per_device(n, 8)
+    k = sharding.rows_per_device(n, 8)
     padding = np.full((8 * k - n, *block), np.nan, np.float32)
-    owned = np.concatenate([rows, padding]).reshape(8, k, *block)
-    gather = jax.pmap(lambda x: distribute.gather(x, n, 8, "batch"), axis_name="batch")
-    for got in np.asarray(gather(owned)):
-        np.testing.assert_array_equal(got, rows)
+    sharded = np.concatenate([rows, padding]).reshape(8, k, *block)
+    devices = sharding.Devices(8, "batch")
+    for transform in (jax.pmap, jax.vmap):
+        gather = transform(lambda x: devices.gather_canonical(x, n), axis_name="batch")
+        for got in np.asarray(gather(sharded)):
+            np.testing.assert_array_equal(got, rows)
 
 
 def test_few_large_rows_on_many_devices_are_not_gathered_with_their_padding():
@@ -189,7 +193,7 @@ def test_few_large_rows_on_many_devices_are_not_gathered_with_their_padding():
     def moved(n, block, n_devices):
         mesh = jax.sharding.AbstractMesh((n_devices,), ("batch",))
         one = jax.shard_map(
-            lambda x: distribute.gather(x, n, n_devices, "batch"),
+            lambda x: sharding.Devices(n_devices, "batch").gather(x, n),
             mesh=mesh,
             in_specs=jax.P("batch"),
             out_specs=jax.P(),

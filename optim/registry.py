@@ -1,0 +1,156 @@
+"""Optimizers as optax transformations, chosen by name.
+
+    tx, schedule = make_optimizer("lars", {"momentum": 0.9}, {"peak_learning_rate": 29.0}, 2512)
+
+A name is a key of `BUILDERS` or `package.module:factory` for any factory of an optax
+transformation that takes `learning_rate`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import jax.numpy as jnp
+import optax
+
+from . import masks, schedules
+from .lars import lars
+from .nesterov import nesterov
+from .shampoo import distributed_shampoo
+from .sm3 import sm3
+
+BUILDERS: dict[str, Callable[..., optax.GradientTransformation]] = {
+    "lars": partial(lars, batch_axis_name="batch"),
+    "nesterov": nesterov,
+    "shampoo": partial(
+        distributed_shampoo, weight_decay_mask=masks.decay_mask, batch_axis_name="batch"
+    ),
+    "sm3": sm3,
+}
+PEAK = "peak_learning_rate"
+# Injected per registered optimizer, besides the peak. Shampoo's matrix_epsilon is not: the
+# polynomials of its roots depend on it.
+INJECTED: dict[str, tuple[str, ...]] = {
+    "lars": ("momentum", "weight_decay", "trust_coefficient"),
+    "nesterov": ("momentum", "weight_decay"),
+    "shampoo": ("beta1", "beta2", "weight_decay", "trust_coefficient"),
+    "sm3": ("momentum", "weight_decay"),
+}
+PLACEHOLDER = 0.5  # for an injected hyperparameter in a cache key; in every range
+
+
+def _factory(name: str) -> Callable[..., Any]:
+    module, _, attribute = name.partition(":")
+    try:
+        if module[:1] in ("", "."):
+            raise ImportError("a relative name, or none")
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(
+            f"optimizer.name={name}: cannot be imported ({error}); "
+            "give package.module:factory of what is installed, lies in this folder, or in one that "
+            "PYTHONPATH names"
+        ) from error
+
+
+def check(name: str) -> None:
+    """Raises ValueError unless `name` is registered or an importable `package.module:factory`."""
+    if ":" in name:
+        _factory(name)
+    elif name not in BUILDERS:
+        raise ValueError(
+            f"optimizer.name={name}: unknown; use one of {', '.join(sorted(BUILDERS))} "
+            "or package.module:factory"
+        )
+
+
+def make_optimizer(
+    name: str,
+    hyperparameters: Mapping[str, Any],
+    schedule: Mapping[str, float],
+    total_steps: int,
+) -> tuple[optax.GradientTransformation, schedules.Schedule]:
+    """Returns (transformation, the very schedule it uses, for the log).
+
+    The learning rate's peak and the hyperparameters in `INJECTED` are float32 scalars in its state
+    (`optax.inject_hyperparams`), so that one compiled step serves all their values. 0 and 1 remain
+    constants: they switch terms off, as weight_decay = 0 and beta2 = 1 do.
+
+    Args:
+      name: a key of `BUILDERS`, or `package.module:factory`; the factory is called as
+        `factory(learning_rate=schedule, **hyperparameters)`.
+      hyperparameters: keywords of the builder or factory, without a learning rate.
+      schedule: keywords of `schedules.polynomial`, except `total_steps`.
+
+    Raises:
+      ValueError: unknown name, or a field that the optimizer or the schedule does not take.
+    """
+    check(name)
+    builder = _factory(name) if ":" in name else BUILDERS[name]
+
+    def build(**injected: Any) -> optax.GradientTransformation:
+        rate = schedules.polynomial(total_steps=total_steps, **_replaced(schedule, injected))
+        return builder(learning_rate=rate, **_replaced(hyperparameters, injected))
+
+    try:
+        learning_rate = schedules.polynomial(total_steps=total_steps, **schedule)
+    except TypeError as error:
+        raise ValueError(f"schedule: does not take these fields: {error}") from error
+    try:
+        inspect.signature(builder).bind(learning_rate=learning_rate, **hyperparameters)
+    except TypeError as error:
+        raise ValueError(
+            f"optimizer: {name} does not take these fields: {error}; it must take learning_rate "
+            "and every other field of config.optimizer"
+        ) from error
+    tx = build()  # checks the values: under `jit` they are tracers
+    if not all(callable(getattr(tx, part, None)) for part in ("init", "update")):
+        raise ValueError(
+            f"optimizer: {name} returned {type(tx).__name__}, not an optax transformation with "
+            "init and update"
+        )
+    injected = _injected(name, hyperparameters, schedule)
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    parameters = [inspect.Parameter(field, keyword) for field in injected]
+    build.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    inject = optax.inject_hyperparams(build, hyperparam_dtype=jnp.float32)
+    return inject(**injected), learning_rate
+
+
+def _injected(
+    name: str, hyperparameters: Mapping[str, Any], schedule: Mapping[str, float]
+) -> dict[str, float]:
+    """Returns the hyperparameters that `make_optimizer` injects, and their values."""
+    values = {field: hyperparameters.get(field) for field in INJECTED.get(name, ())}
+    values[PEAK] = schedule.get(PEAK)
+    return {k: v for k, v in values.items() if isinstance(v, float) and v not in (0.0, 1.0)}
+
+
+def _replaced(section: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a section of a recipe with those of `values` that it has."""
+    return {field: values.get(field, value) for field, value in section.items()}
+
+
+def from_recipe(
+    optimizer: Mapping[str, Any], schedule: Mapping[str, float], total_steps: int
+) -> tuple[optax.GradientTransformation, schedules.Schedule]:
+    """`make_optimizer` for a recipe's section: its name, the hyperparameters beside it."""
+    hyperparameters = dict(optimizer)
+    name = hyperparameters.pop("name")
+    return make_optimizer(name, hyperparameters, schedule, total_steps)
+
+
+def cache_key(
+    optimizer: Mapping[str, Any], schedule: Mapping[str, float]
+) -> tuple[dict[str, Any], dict[str, float]]:
+    """Returns a recipe's two sections with `PLACEHOLDER` for every injected hyperparameter.
+
+    Recipes with equal keys share a compiled step: `from_recipe` of any of them, the key included,
+    has the same `update`.
+    """
+    values = dict.fromkeys(_injected(optimizer["name"], optimizer, schedule), PLACEHOLDER)
+    return _replaced(optimizer, values), _replaced(schedule, values)
