@@ -1,13 +1,14 @@
-"""What the optimizers cost and how exact they are, each figure beside its limit.
+"""Cost and accuracy of the optimizers, each figure beside its limit.
 
-    python -m benchmarks.optimizers [--rounds=7] [--full]
+    python -m benchmarks.optimizers [--rounds=7] [--full] [--peer=PATH]
 
 CPU-seconds count all threads and are medians of interleaved rounds on one machine, so compare the
 ratios, and run it on an idle one. The yardstick is a fixed amount of work in the same run: the
 statistics and preconditioning matrix products plus 30 batched products over all root blocks.
-Estimated cycles are the TPU compiler's, for the optimizer alone on 256 TPU v3 cores; they leave out
-the time on the links, which stands beside them (at half of the published bandwidth, an assumption).
-`--full` adds an update of the whole ResNet-50 on one device.
+Estimated cycles are the TPU compiler's, for the optimizer alone on 256 TPU v3 cores. They leave out
+the time on the links, printed beside them (at half of the published bandwidth, an assumption).
+`--full` adds an update of the whole ResNet-50 on one device. `--peer` compares Shampoo with the
+implementation in a checkout of github.com/google-research/precondition, and runs nothing else.
 """
 
 from __future__ import annotations
@@ -15,16 +16,26 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
+import sys
+import types
+from typing import Any
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 os.environ.setdefault("NPROC", "16")
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
-from benchmarks import parity, shapes, tpu_cycles
-from benchmarks.update_cost import HYPERPARAMETERS, Run, compare, compiled, cpu_seconds
+import optim
+import step
+from benchmarks import parity, precondition_peer, shapes, tpu_cycles
+from benchmarks.parity import report
+from benchmarks.update_cost import HYPERPARAMETERS, Run, compare, compiled, cpu_seconds, optimizer
+from configs import command_line
+from models.resnet import ResNet
 from optim import inverse_root
 
 SPECTRA = {
@@ -37,9 +48,8 @@ ROOT_LIMITS = {  # worst eigen-direction, by ridge and p; p = 1 is a direct solv
 }
 
 
-def report(claim: str, found: float, limit: float, unit: str = "") -> None:
-    verdict = "" if found <= limit else "   OVER"
-    print(f"  {claim:52}{found:10.3g} {unit:5} limit {limit:6.3g}{verdict}", flush=True)
+POD_LIMITS = {"shampoo": 3.0, "lars": 1.6, "nesterov": 1.4}  # ms of cycles
+PEER_LIMIT = 0.155  # CPU-seconds of ours over theirs
 
 
 def root_error(ridge: float, p: int) -> float:
@@ -58,27 +68,33 @@ def exactness() -> None:
         for p, limit in limits.items():
             report(f"p = {p}, ridge {ridge}, {SPECTRA[ridge][0]}", root_error(ridge, p), limit)
     print("fifty updates against float64 transcriptions")
-    report("shampoo, readme", parity.shampoo(parity.README, 1.0), 2e-4)
-    for scale in (1e-3, 0.1, 1.0):
-        found = parity.shampoo(parity.MLPERF_V1, scale)
-        report(f"shampoo, mlperf_v1, gradients times {scale}", found, 2e-3)
-    for name in ("lars", "sm3"):
-        report(name, parity.first_order(name), 1e-6)
+    for check in parity.checks():
+        report(*check)
+
+
+def digits() -> tuple[optax.GradientTransformation, Any]:
+    """Returns the optimizer of `shampoo:digits` and the shapes of its parameters."""
+    config = command_line.load("shampoo:digits").to_dict()
+    tx, _ = optim.from_recipe(config["optimizer"], config["schedule"], config["total_steps"])
+    model = ResNet(**{**config["model"], "n_classes": 10})
+    params = step.state_shapes(model, tx, (8, 8, 1)).params
+    return tx, jax.tree.map(lambda x: x.shape, params)
 
 
 def programs() -> None:
     print("ResNet-50, one device: StableHLO, CPU-seconds to trace and compile, temporaries")
     costs = {}
     for name in HYPERPARAMETERS:
-        c = costs[name] = compiled(shapes.resnet50(), name)
+        c = costs[name] = compiled(optimizer(name), shapes.resnet50())
         print(
-            f"  {name:10}{c['lines']:7.0f} lines{c['trace_seconds']:7.1f} s"
+            f"  {name:18}{c['lines']:7.0f} lines{c['trace_seconds']:7.1f} s"
             f"{c['compile_seconds']:7.1f} s{c['temporary_gb']:7.2f} GB",
             flush=True,
         )
     report("shampoo, lines", costs["shampoo"]["lines"], 10_000)
-    report("shampoo, compile", costs["shampoo"]["compile_seconds"], 25, "s")
+    report("shampoo, compile", costs["shampoo"]["compile_seconds"], 12, "s")
     report("shampoo, temporaries", costs["shampoo"]["temporary_gb"], 1.1, "GB")
+    report("shampoo:digits, compile", compiled(*digits())["compile_seconds"], 6, "s")
 
 
 def on_a_pod() -> None:
@@ -92,41 +108,63 @@ def on_a_pod() -> None:
         milliseconds[name] = e["compute_seconds"] * 1e3
         moved = sum(m["bytes"] for m in e["collectives"].values()) / 1e6
         print(
-            f"  {name:10}{milliseconds[name]:6.2f} ms of cycles, {moved:4.0f} MB moved, "
+            f"  {name:18}{milliseconds[name]:6.2f} ms of cycles, {moved:4.0f} MB moved, "
             f"{e['link_seconds'] * 1e3:.2f} ms on the links",
             flush=True,
         )
-    report("shampoo, cycles", milliseconds["shampoo"], 6.6, "ms")
+    for name, limit in POD_LIMITS.items():
+        report(f"{name}, cycles", milliseconds[name], limit, "ms")
 
 
 def updates(rounds: int) -> None:
     print("an eighth of ResNet-50 (bottleneck blocks 8 to 10), CPU-seconds per update")
     found = compare(shapes.bottlenecks(range(8, 11)), rounds)
     unit = found["yardstick", 1]
-    print(f"  {'':12}{'1 device':>10}{'8 devices':>11}{'8 / 1':>8}{'1 / yardstick':>15}")
-    print(f"  {'yardstick':12}{unit:10.3f}")
+    print(f"  {'':18}{'1 device':>10}{'8 devices':>11}{'8 / 1':>8}{'1 / yardstick':>15}")
+    print(f"  {'yardstick':18}{unit:10.3f}")
     for name in HYPERPARAMETERS:
         one, eight = found[name, 1], found[name, 8]
-        print(f"  {name:12}{one:10.3f}{eight:11.3f}{eight / one:8.2f}{one / unit:15.2f}")
+        print(f"  {name:18}{one:10.3f}{eight:11.3f}{eight / one:8.2f}{one / unit:15.2f}")
     report("shampoo, 1 device over the yardstick", found["shampoo", 1] / unit, 1.4)
     report("shampoo, 8 devices over 1", found["shampoo", 8] / found["shampoo", 1], 1.35)
 
 
-def main() -> None:
+def beside_the_peer(peer: types.ModuleType, rounds: int) -> None:
+    print("Shampoo beside google-research/precondition, at the hyperparameters of shampoo:readme")
+    report("distance after ten updates of a small tree", precondition_peer.distance(peer), 1e-4)
+    print("an eighth of ResNet-50 (bottleneck blocks 8 to 10), CPU-seconds per update")
+    seconds = precondition_peer.compare(peer, shapes.bottlenecks(range(8, 11)), rounds)
+    for n, devices in ((1, "1 device"), (8, "8 devices")):
+        one, other = seconds["ours", n], seconds["theirs", n]
+        print(f"  {devices}: ours {one:.3f}, theirs {other:.3f}")
+        report(f"ours over theirs, {devices}", one / other, PEER_LIMIT)
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--full", action="store_true", help="the whole ResNet-50 on one device too")
+    parser.add_argument("--full", action="store_true", help="add the whole ResNet-50, one device")
+    parser.add_argument("--peer", metavar="PATH", help="a checkout of google-research/precondition")
     flags = parser.parse_args()
+    if flags.peer is not None:
+        try:
+            peer = precondition_peer.load(flags.peer)
+        except ValueError as error:
+            print(error, file=sys.stderr)
+            return 2
+        beside_the_peer(peer, flags.rounds)
+        return 0
     exactness()
     updates(flags.rounds)
     programs()
     on_a_pod()
     if flags.full:
         for name in HYPERPARAMETERS:
-            run = Run(shapes.resnet50(), name, 1)
+            run = Run(optimizer(name), shapes.resnet50(), 1)
             costs = [cpu_seconds(run)[0] for _ in range(2 + flags.rounds)][2:]
-            print(f"{name:14}{statistics.median(costs):8.3f} CPU-s per update")
+            print(f"{name:18}{statistics.median(costs):8.3f} CPU-s per update")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
