@@ -57,8 +57,11 @@ study-digits: $(INSTALLED)  ## tune and measure the optimizers on digits, in par
 study-fashion: $(INSTALLED)  ## the same on Fashion-MNIST, with budget ladders and batch sizes
 	$(RUN) -m studies fashion --workers=$(WORKERS)
 
-bench: $(INSTALLED)  ## side-by-side speed checks, as ratios
+bench: $(INSTALLED)  ## speed as ratios [PEER=a checkout of google-research/precondition]
 	nice $(RUN) -m benchmarks.optimizers
+ifdef PEER
+	nice $(RUN) -m benchmarks.optimizers --peer=$(PEER)
+endif
 	nice $(RUN) -m benchmarks.input_pipeline
 	nice $(RUN) -m benchmarks.checkpoints
 
@@ -85,5 +88,6 @@ mlperf-check: $(INSTALLED)  ## MLCommons' own checkers on the logs below DIR
 	$(RUN) -m reporting.mlperf_check $(DIR)
 
 lock:  ## renew the lock files from pyproject.toml (needs uv)
-	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --extra dev pyproject.toml -o requirements.lock
-	for extra in slurm tpu; do uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate -c requirements.lock --extra $$extra pyproject.toml -o requirements-$$extra.lock; done
+	$(COMPILE) --extra dev pyproject.toml -o requirements.lock
+	for extra in slurm tpu; do $(COMPILE) --no-annotate -c requirements.lock --extra $$extra pyproject.toml -o requirements-$$extra.lock; done
+lock: COMPILE = uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --extra harness
