@@ -21,7 +21,7 @@ import optim
 import reproduce
 import sweep
 from configs import command_line, plan
-from optim import shampoo
+from optim import monitoring
 from pod import topologies
 from reporting import claims, recipes
 
@@ -209,8 +209,8 @@ def test_every_field_test_and_function_that_is_named_is_there():
             assert span in fields, span
         if re.fullmatch(r"test_\w+", span):
             assert f"def {span}(" in tests, span
-        if re.fullmatch(r"(optim|distribute|step)\.(?!py$)[\w.]+", span):
-            names = span.removeprefix("optim.").split(".")
+        if re.fullmatch(r"(optim|largebatch|sharding|step)\.(?!py$)[\w.]+", span):
+            names = re.sub(r"^(optim|largebatch)\.", "", span).split(".")
             here = importlib.import_module("step") if names[0] == "step" else optim
             for name in names[names[0] == "step" :]:
                 here = getattr(here, name)
@@ -218,7 +218,7 @@ def test_every_field_test_and_function_that_is_named_is_there():
 
 def test_the_counters_are_those_of_the_optimizer():
     named = {s for s in SPANS["docs/shampoo.md"] if s.startswith("shampoo_")}
-    assert named == {f"shampoo_{name}" for name in shampoo.Counters._fields}
+    assert named == {f"shampoo_{name}" for name in monitoring.COUNTERS}
 
 
 def test_the_generated_tables_are_the_present_ones():
