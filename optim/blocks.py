@@ -195,7 +195,7 @@ def join(
     """Joins shapes of equal rank and kind while padding them to a common shape is nearly free.
 
     Each batch costs a fraction of a second of compilation, and is rounded up to the number of
-    devices. The cheapest pair is joined first.
+    devices. Pairs of which one has the common shape are joined first, then the cheapest.
 
     Args:
       counts: {(kind, shape): number of arrays}.
@@ -212,10 +212,11 @@ def join(
             if a[0] == b[0] and len(a[1]) == len(b[1]):
                 common = (a[0], tuple(map(max, a[1], b[1])))
                 extra = sum(numbers[x] * (flops(*common) - flops(*x)) for x in (a, b))
-                pairs.append((extra, common, a, b))
-        if not pairs or min(pairs)[0] > allowed:
+                if extra <= allowed:
+                    pairs.append((common not in (a, b), extra, common, a, b))
+        if not pairs:
             return {key: sorted(members[key]) for key in sorted(members)}
-        extra, common, *both = min(pairs)
+        _, extra, common, *both = min(pairs)
         allowed -= extra
         n, shapes = sum(map(numbers.pop, both)), [x for key in both for x in members.pop(key)]
         numbers[common] = n + numbers.get(common, 0)

@@ -78,7 +78,8 @@ def roots(
     new: dict[str, PerAxis] = {name: {} for name in stats}
     failed: dict[str, Array] = {}
     escalated: dict[str, Array] = {}
-    for (p, (size,)), sizes in join(counts, lambda _, shape: ROOT_FLOPS * shape[0] ** 3).items():
+    batches = join(counts, lambda _, shape: ROOT_FLOPS * shape[0] ** 3)
+    for (p, (size,)), sizes in batches.items():
         batch = [member for (d,) in sizes for member in members[p, d]]
         stacked = jnp.concatenate([_grow(stats[name][axis], size) for name, axis in batch])
         root, ok, larger = inverse_pth_root(stacked, p, ridge, relative)

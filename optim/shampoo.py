@@ -154,8 +154,8 @@ def scale_by_shampoo(
 
             return jax.tree_util.tree_map_with_path(one, params)
 
-        zero = jnp.zeros((), jnp.int32)
-        return ScaleByShampooState(zero, zero, zero, zero, identities(epsilon), identities(1.0))
+        a, b, c, d = (jnp.zeros((), jnp.int32) for _ in range(4))  # not one, so donation works
+        return ScaleByShampooState(a, b, c, d, identities(epsilon), identities(1.0))
 
     def update(g: Any, state: ScaleByShampooState, params: Any = None, *, layout: Layout) -> Any:
         blocks = {k: x for k, x in g.items() if is_preconditioned(k)}

@@ -215,6 +215,16 @@ def test_two_shampoos_under_one_transformation_are_counted_together():
         assert counts(state)["skipped_updates"] == wanted
 
 
+def test_a_state_from_init_can_be_donated():
+    params = random_tree(0, {"a": (5, 4), "b": ()})
+    tx = optim.distributed_shampoo(0.1, block_size=4)
+    update = jax.jit(tx.update, donate_argnums=1)
+    updates, state = update(params, tx.init(params), params)
+    _, _ = update(params, state, params)
+    expected, _ = tx.update(params, tx.init(params), params)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), updates, expected)
+
+
 def test_the_readme_snippet_works():
     tx = optim.distributed_shampoo(
         learning_rate=0.1,
