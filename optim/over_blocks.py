@@ -54,7 +54,8 @@ class Layout:
             return [{} for _ in trees]
         ids = jnp.concatenate(list(tensor.values()))
         counts = jnp.concatenate([self.devices.counts(b.n) for b in self.plan.buckets.values()])
-        lengths = jnp.stack([jnp.concatenate([*self.norms(x).values()]) for x in trees], axis=1)
+        norms = [self.norms(x) for x in trees]  # in any order: jax.tree.map sorts by name
+        lengths = jnp.stack([jnp.concatenate([x[name] for name in tensor]) for x in norms], axis=1)
         lengths = jnp.where(counts[:, None], lengths, 0.0)
         n = self.plan.n_tensors + 1  # the last one is that of padding
         largest = self.devices.max(jnp.maximum(jax.ops.segment_max(lengths, ids, n), 0.0))
@@ -147,7 +148,8 @@ def over_blocks(
 
         def begin(devices: Devices, leaves: list[Array], _: None) -> tuple[None, OverBlocksState]:
             (own,) = _own_blocks(plan, devices, leaves)
-            return None, OverBlocksState(zero, _mark(plan, inner.init(own)))
+            state = _mark(plan, inner.init(own))
+            return None, OverBlocksState(zero, map_sharded(lambda x, _: devices.vary(x), state))
 
         leaves = [jnp.asarray(w) for w in jax.tree.leaves(params)]
         return sharding.over_devices(begin, axis_name, leaves, None)[1]
