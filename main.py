@@ -96,9 +96,11 @@ def main(argv: Sequence[str]) -> int:
         plan.validate(config)
         joining.join(flag_values)
         import hosts
-        import optim
+        from configs import optimizers
 
-        optim.from_recipe(config.optimizer.to_dict(), config.schedule.to_dict(), config.total_steps)
+        optimizers.from_recipe(
+            config.optimizer.to_dict(), config.schedule.to_dict(), config.total_steps
+        )
         import train  # TensorFlow and the devices start only for a config that makes sense
 
         result = train.train_and_evaluate(config, flag_values.workdir)

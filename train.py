@@ -17,9 +17,9 @@ import checkpoint
 import evaluator
 import hosts
 import input_pipeline
-import optim
 import step as steps
 import workdir as files
+from configs import optimizers
 from configs import plan as plans
 from input_pipeline.host import n_cores
 from interruption import Preempted, Signals
@@ -73,7 +73,7 @@ def build(
     """Builds model, optimizer and steps; runs that compute the same share what is compiled.
 
     So a worker of a sweep compiles once for all the seeds of a recipe, and for all the trials of an
-    optimizer that differ in numbers which the step reads from its state (`optim.cache_key`).
+    optimizer that differ in numbers which the step reads from its state (`optimizers.cache_key`).
 
     Args:
       devices: of the steps; None: all that there are. Others are for compiling ahead of time.
@@ -81,8 +81,10 @@ def build(
     numbers = ("total_steps", "label_smoothing", "gradient_accumulation_steps")
     every = files.config_as_json(config)
     shared = {field: every[field] for field in ("model", "optimizer", "schedule", *numbers)}
-    tx, schedule = optim.from_recipe(shared["optimizer"], shared["schedule"], config.total_steps)
-    shared["optimizer"], shared["schedule"] = optim.cache_key(
+    tx, schedule = optimizers.from_recipe(
+        shared["optimizer"], shared["schedule"], config.total_steps
+    )
+    shared["optimizer"], shared["schedule"] = optimizers.cache_key(
         shared["optimizer"], shared["schedule"]
     )
     program = _build(json.dumps(shared, sort_keys=True), spec, devices)
@@ -101,7 +103,9 @@ def _build(
         n_classes=spec.n_classes,
         axis_name=steps.AXIS,
     )
-    tx, schedule = optim.from_recipe(config["optimizer"], config["schedule"], config["total_steps"])
+    tx, schedule = optimizers.from_recipe(
+        config["optimizer"], config["schedule"], config["total_steps"]
+    )
     pixels = {"mean": np.array(spec.mean, np.float32), "std": np.array(spec.std, np.float32)}
     train_step = steps.make_train_step(
         model,

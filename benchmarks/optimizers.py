@@ -29,12 +29,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-import optim
 import step
 from benchmarks import parity, precondition_peer, shapes, tpu_cycles
 from benchmarks.parity import report
 from benchmarks.update_cost import HYPERPARAMETERS, Run, compare, compiled, cpu_seconds, optimizer
-from configs import command_line
+from configs import command_line, optimizers
 from models.resnet import ResNet
 from optim import inverse_root
 
@@ -75,7 +74,7 @@ def exactness() -> None:
 def digits() -> tuple[optax.GradientTransformation, Any]:
     """Returns the optimizer of `shampoo:digits` and the shapes of its parameters."""
     config = command_line.load("shampoo:digits").to_dict()
-    tx, _ = optim.from_recipe(config["optimizer"], config["schedule"], config["total_steps"])
+    tx, _ = optimizers.from_recipe(config["optimizer"], config["schedule"], config["total_steps"])
     model = ResNet(**{**config["model"], "n_classes": 10})
     params = step.state_shapes(model, tx, (8, 8, 1)).params
     return tx, jax.tree.map(lambda x: x.shape, params)

@@ -15,7 +15,7 @@ import numpy as np
 import optax
 from jax import lax
 
-import optim
+from configs import optimizers
 from optim import sharding
 from tests.optim import reference
 
@@ -36,7 +36,7 @@ MLPERF_V1: dict[str, Any] = {  # shampoo:mlperf_v1
     "weight_decay": 6.248644874764753e-05,
     "start_preconditioning_step": 5,
 }
-# {label: (name in `optim.BUILDERS`, hyperparameters)}
+# {label: (name in `optimizers.BUILDERS`, hyperparameters)}
 HYPERPARAMETERS: dict[str, tuple[str, dict[str, Any]]] = {
     "nesterov": ("nesterov", {"momentum": 0.9}),
     "lars": ("lars", {"momentum": 0.929, "weight_decay": 1e-4}),
@@ -51,7 +51,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 def optimizer(label: str, total_steps: int = 100) -> optax.GradientTransformation:
     """Returns the optimizer of a label of `HYPERPARAMETERS`."""
-    return optim.make_optimizer(*HYPERPARAMETERS[label], SCHEDULE, total_steps)[0]
+    return optimizers.make_optimizer(*HYPERPARAMETERS[label], SCHEDULE, total_steps)[0]
 
 
 def is_shape(x: Any) -> bool:

@@ -145,7 +145,7 @@ def select(
 
     Args:
       optimizer: what recipes and reports call it, the name of the recipe's file.
-      name: `package.module:factory` where it is not one of `optim.BUILDERS`.
+      name: `package.module:factory` where it is not one of `configs.optimizers.BUILDERS`.
 
     Raises:
       ValueError: an unknown variant; the message lists the known ones.

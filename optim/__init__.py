@@ -1,8 +1,6 @@
 """Optimizers for large batches, as optax transformations: LARS, Nesterov, Shampoo and SM3.
 
-    tx = distributed_shampoo(learning_rate=0.1, batch_axis_name="batch")
-
-`registry` makes them from names and dicts of hyperparameters.
+tx = distributed_shampoo(learning_rate=0.1, batch_axis_name="batch")
 """
 
 from importlib import metadata
@@ -13,7 +11,6 @@ from .lars import lars
 from .monitoring import diagnostics, metrics
 from .nesterov import nesterov
 from .over_blocks import over_blocks
-from .registry import BUILDERS, cache_key, check, from_recipe, make_optimizer
 from .shampoo import distributed_shampoo, scale_by_shampoo
 from .sm3 import sm3
 
@@ -23,16 +20,11 @@ except metadata.PackageNotFoundError:  # used from a checkout
     __version__ = "0+checkout"
 
 __all__ = [
-    "BUILDERS",
     "LayerwiseGrafting",
-    "cache_key",
-    "check",
     "diagnostics",
     "distributed_shampoo",
-    "from_recipe",
     "graft",
     "lars",
-    "make_optimizer",
     "masks",
     "metrics",
     "nesterov",

@@ -3,8 +3,6 @@
 Every check runs when an optimizer is built or traced. It costs nothing in the compiled program.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any
@@ -31,66 +29,43 @@ def equals(x: Any, constant: float) -> bool:
     return is_static(x) and x == constant
 
 
-def check(field: str, value: Any, holds: Callable[[Any], bool], rule: str) -> None:
-    """Raises ValueError unless `holds(value)`.
+RULES: dict[str, Callable[[Any], bool]] = {  # all are False for NaN
+    "in [0, 1)": lambda x: 0 <= x < 1,
+    "in [0, 1]": lambda x: 0 <= x <= 1,
+    "finite": math.isfinite,
+    "finite and at least 0": lambda x: 0 <= x < math.inf,
+    "finite and above 0": lambda x: 0 < x < math.inf,
+    "a whole number, at least 0": lambda x: x >= 0 and float(x).is_integer(),
+    "a whole number, at least 1": lambda x: x >= 1 and float(x).is_integer(),
+}
 
-    Args:
-      field: name of the hyperparameter.
-      value: a number. A tracer is accepted unchecked, a concrete jax array of size 1 is checked.
-      holds: returns whether the value is valid; must return False for NaN.
-      rule: what is valid, such as "must be in [0, 1)".
+
+def check(rule: str, **values: Any) -> None:
+    """Raises ValueError unless each hyperparameter obeys `rule`, a key of `RULES`.
+
+    A tracer is accepted unchecked; a concrete jax array of size 1 is checked.
     """
-    if isinstance(value, jax.core.Tracer):
-        return
-    if isinstance(value, Array) and value.size == 1:
-        value = value.item()
-    try:
-        valid = bool(holds(value))
-    except (TypeError, ValueError, OverflowError):  # not a number
-        valid = False
-    if not valid:
-        raise ValueError(f"optimizer.{field}={value}: {rule}")
+    for field, value in values.items():
+        if isinstance(value, jax.core.Tracer):
+            continue
+        if isinstance(value, Array) and value.size == 1:
+            value = value.item()
+        try:
+            valid = bool(RULES[rule](value))
+        except (TypeError, ValueError, OverflowError):  # not a number
+            valid = False
+        if not valid:
+            raise ValueError(f"optimizer.{field}={value}: must be {rule}")
 
 
-def check_fraction(field: str, value: Any, *, including_one: bool = False) -> None:
-    """Requires a number in [0, 1), or in [0, 1] with `including_one`."""
-    if including_one:
-        check(field, value, lambda x: 0 <= x <= 1, "must be in [0, 1]")
-    else:
-        check(field, value, lambda x: 0 <= x < 1, "must be in [0, 1)")
-
-
-def check_finite(field: str, value: Any) -> None:
-    """Requires a finite number of either sign."""
-    check(field, value, math.isfinite, "must be finite")
-
-
-def check_not_negative(field: str, value: Any) -> None:
-    """Requires a finite number >= 0."""
-    check(field, value, lambda x: 0 <= x < math.inf, "must be finite and at least 0")
-
-
-def check_positive(field: str, value: Any) -> None:
-    """Requires a finite number > 0."""
-    check(field, value, lambda x: 0 < x < math.inf, "must be finite and above 0")
-
-
-def check_count(field: str, value: Any, least: int = 0) -> None:
-    """Requires a whole number >= `least`; 2.0 is one."""
-    rule = f"must be a whole number, at least {least}"
-    check(field, value, lambda x: x >= least and float(x).is_integer(), rule)
-
-
-def check_static(field: str, value: Any) -> None:
-    """Raises ValueError if `value` is a jax array, traced or not.
-
-    Hyperparameters that decide shapes or branches of the program must be Python values.
-    """
-    if not is_static(value):
-        raise ValueError(
-            f"optimizer.{field}: must be a Python value, not an array; with "
-            f"optax.inject_hyperparams pass static_args={(field,)}"
-        )
+def check_static(**values: Any) -> None:
+    """Raises ValueError if a hyperparameter that shapes the program is a jax array."""
+    for field, value in values.items():
+        if not is_static(value):
+            raise ValueError(
+                f"optimizer.{field}: must be a Python value, not an array; with "
+                f"optax.inject_hyperparams pass static_args={(field,)}"
+            )
 
 
 def check_params(params: PyTree) -> None:

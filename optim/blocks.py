@@ -11,8 +11,6 @@ Buckets with little work are joined: their blocks are padded with zeros to a com
 Everything here is static; it is computed while the program is traced.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence

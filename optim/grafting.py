@@ -3,8 +3,6 @@
 Source: Agarwal et al. 2020, arXiv:2002.11803. All transformations here run inside `over_blocks`.
 """
 
-from __future__ import annotations
-
 import enum
 from typing import Any, NamedTuple
 

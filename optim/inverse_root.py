@@ -21,8 +21,6 @@ Sources: Higham, Functions of Matrices, ch. 7 (coupled Newton); Amsel et al. 202
 M q^p is computed as q^(p/2) M q^(p/2), which is four times more accurate than M (q^p).
 """
 
-from __future__ import annotations
-
 import functools
 import heapq
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """LARS as in the MLPerf submissions: the JAX form and, by name, the TensorFlow form."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax
@@ -51,10 +49,9 @@ def lars(
     Raises:
       ValueError: a hyperparameter is out of its range.
     """
-    arguments.check_fraction("momentum", momentum)
-    arguments.check_not_negative("weight_decay", weight_decay)
-    arguments.check_positive("trust_coefficient", trust_coefficient)
-    arguments.check_not_negative("epsilon", epsilon)
+    arguments.check("in [0, 1)", momentum=momentum)
+    arguments.check("finite and above 0", trust_coefficient=trust_coefficient)
+    arguments.check("finite and at least 0", weight_decay=weight_decay, epsilon=epsilon)
     if form not in FORMS:
         raise ValueError(f"optimizer.form={form!r}: unknown form of LARS; use one of {FORMS}")
 

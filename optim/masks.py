@@ -1,7 +1,5 @@
 """Which parameters are weights, and which are biases or scales of a normalization layer."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -1,7 +1,5 @@
 """Values of an optimizer's state for the log: counters, condition numbers and residuals."""
 
-from __future__ import annotations
-
 from functools import reduce
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Nesterov momentum as in init2winit, the code base of Nado et al. 2021."""
 
-from __future__ import annotations
-
 import jax.numpy as jnp
 import optax
 
@@ -19,8 +17,8 @@ def nesterov(
     Raises:
       ValueError: a hyperparameter is out of its range.
     """
-    arguments.check_fraction("momentum", momentum)
-    arguments.check_not_negative("weight_decay", weight_decay)
+    arguments.check("in [0, 1)", momentum=momentum)
+    arguments.check("finite and at least 0", weight_decay=weight_decay)
     return arguments.in_float32(
         optax.chain(
             optax.add_decayed_weights(weight_decay, masks.rank_mask),

@@ -1,7 +1,5 @@
 """Euclidean norms that neither underflow nor overflow before their value does."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import jax.numpy as jnp

@@ -4,8 +4,6 @@ Sources: Rajbhandari et al. 2020, arXiv:1910.02054 (ZeRO stage 1); Shi et al. 20
 arXiv:2309.06497 (the blocks of Distributed Shampoo over devices).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 

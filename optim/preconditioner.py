@@ -1,7 +1,5 @@
 """Statistics, their roots, and the preconditioned gradient, on the blocks of one device."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Learning rate as a function of the number of completed updates (the first update has step 0)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import jax.numpy as jnp
@@ -70,6 +68,6 @@ def scale(learning_rate: float | Schedule) -> optax.GradientTransformation:
     """`optax.scale_by_learning_rate` for a scalar rate, in float32 also under x64."""
     if callable(learning_rate):
         return optax.scale_by_learning_rate(lambda step: value(learning_rate, step))
-    arguments.check_finite("learning_rate", learning_rate)
+    arguments.check("finite", learning_rate=learning_rate)
     static = arguments.is_static(learning_rate)
     return optax.scale_by_learning_rate(float(learning_rate) if static else value(learning_rate, 0))

@@ -1,7 +1,5 @@
 """Distributed Shampoo (Anil et al. 2020, arXiv:2002.09018) as a composition of transformations."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -19,6 +17,8 @@ from .over_blocks import Layout, over_blocks
 LEAST, LARGEST = 1e-15, 1e19
 LIMIT = "no_preconditioning_for_layers_with_dim_gt"
 WHOLE = ("preconditioning_compute_steps", "statistics_compute_steps", "block_size")
+COUNTS = ("exponent_override", "start_preconditioning_step")
+NOT_NEGATIVE = ("diagonal_epsilon", "matrix_epsilon", "weight_decay", "trust_coefficient", LIMIT)
 MASKS = ("weight_decay_mask", "stacked_mask")
 # Arguments that shape the program: `static_args` for optax.inject_hyperparams.
 STATIC_ARGS = (*WHOLE, *MASKS, LIMIT, "matrix_epsilon", "exponent_override", "graft_type")
@@ -75,14 +75,12 @@ def distributed_shampoo(
       ValueError: a hyperparameter is out of its range, or is traced and must be static.
     """
     given = locals()
-    for name in STATIC_ARGS:
-        arguments.check_static(name, given[name])
-    arguments.check_fraction("beta1", beta1)
-    arguments.check_fraction("beta2", beta2, including_one=True)
-    for name in ("diagonal_epsilon", "matrix_epsilon", "weight_decay", "trust_coefficient", LIMIT):
-        arguments.check_not_negative(name, given[name])
-    for name in ("exponent_override", "start_preconditioning_step", *WHOLE):
-        arguments.check_count(name, given[name], least=1 if name in WHOLE else 0)
+    arguments.check_static(**{name: given[name] for name in STATIC_ARGS})
+    arguments.check("in [0, 1)", beta1=beta1)
+    arguments.check("in [0, 1]", beta2=beta2)
+    arguments.check("finite and at least 0", **{name: given[name] for name in NOT_NEGATIVE})
+    arguments.check("a whole number, at least 0", **{name: given[name] for name in COUNTS})
+    arguments.check("a whole number, at least 1", **{name: given[name] for name in WHOLE})
 
     graft_type = grafting.parse(graft_type)
     magnitude = grafting.magnitude_of(graft_type, beta2, diagonal_epsilon)

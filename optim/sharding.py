@@ -10,8 +10,6 @@
 `over_blocks` accepts each of them and returns the layout that it is given.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable

@@ -13,11 +13,13 @@ def check_parts(config: ConfigDict) -> None:
     """Raises ValueError for a data set or an optimizer that cannot be built."""
     import jax  # late: --help need not start it
 
-    import optim
+    from configs import optimizers
 
     jax.config.update("jax_platforms", "cpu")  # accelerators are for the processes that train
     input_pipeline.describe(**config.dataset.to_dict())
-    optim.from_recipe(config.optimizer.to_dict(), config.schedule.to_dict(), config.total_steps)
+    optimizers.from_recipe(
+        config.optimizer.to_dict(), config.schedule.to_dict(), config.total_steps
+    )
 
 
 def require_data(name: str, data_dir: str) -> None:

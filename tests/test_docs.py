@@ -20,7 +20,7 @@ import main
 import optim
 import reproduce
 import sweep
-from configs import command_line, plan
+from configs import command_line, optimizers, plan
 from optim import monitoring
 from pod import topologies
 from reporting import claims, recipes
@@ -196,7 +196,7 @@ def test_every_recipe_and_factory_that_is_named_is_there(name):
     elif name.partition(":")[0] in topologies.GENERATIONS:
         topologies.parse(name)
     elif name != "package.module:factory":
-        optim.check(name)
+        optimizers.check(name)
 
 
 def test_every_field_test_and_function_that_is_named_is_there():
@@ -245,7 +245,7 @@ def test_the_recipe_of_ones_own_optimizer_loads_and_builds(tmp_path):
     assert config.recipe == "mine:digits"
     optimizer = config.optimizer.to_dict()
     assert optimizer == {"name": "optax:adamw", "b1": 0.8}
-    tx, schedule = optim.from_recipe(optimizer, config.schedule.to_dict(), config.total_steps)
+    tx, schedule = optimizers.from_recipe(optimizer, config.schedule.to_dict(), config.total_steps)
     assert float(schedule(6)) == pytest.approx(0.01)
     assert tx.init({"w": 1.0}) is not None
 
@@ -256,7 +256,7 @@ def test_the_optimizer_of_the_how_to_takes_steps_of_unit_length(monkeypatch):
     exec(blocks(TEXTS["docs/optimizers.md"], "python")[0], vars(mine))
     config = mine.get_config()
     plan.validate(config)
-    optim.check(config.optimizer.name)
+    optimizers.check(config.optimizer.name)
     assert set(mine.SEARCH) <= {f"{s}.{f}" for s in SECTIONS for f in config[s]}
     params = {"w": np.float32([3.0, 4.0]), "zero": np.zeros(2, np.float32)}
     tx = mine.unit_sgd(0.5, momentum=0.0)

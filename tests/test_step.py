@@ -15,8 +15,8 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from processes import free_port
 
-import optim
 import step as steps
+from configs import optimizers
 from models.batch_norm import BatchNorm
 from optim import sharding
 
@@ -56,7 +56,7 @@ def make_model(span=BATCH):
 
 
 def make_optimizer(name):
-    return optim.make_optimizer(name, HYPERPARAMETERS[name], SCHEDULE, total_steps=10)[0]
+    return optimizers.make_optimizer(name, HYPERPARAMETERS[name], SCHEDULE, total_steps=10)[0]
 
 
 def make_step(tx, span=BATCH, **options):

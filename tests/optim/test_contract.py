@@ -15,8 +15,8 @@ import numpy as np
 import optax
 import pytest
 
-import optim
 import step
+from configs import optimizers
 from optim import sharding
 
 HYPERPARAMETERS = {
@@ -40,11 +40,11 @@ def pytest_generate_tests(metafunc):
         chosen = metafunc.config.getoption("--optimizer")
         for name in chosen:
             try:
-                optim.make_optimizer(name, HYPERPARAMETERS.get(name, {}), SCHEDULE, 200)
+                optimizers.make_optimizer(name, HYPERPARAMETERS.get(name, {}), SCHEDULE, 200)
             except ValueError as error:
                 raise pytest.UsageError(str(error)) from error
         names = chosen or [
-            *optim.BUILDERS,
+            *optimizers.BUILDERS,
             RETURNS_PARAMETERS,
             *(pytest.param(name, marks=pytest.mark.slow) for name in EXAMPLES),
         ]
@@ -74,7 +74,7 @@ gradient = jax.jit(jax.grad(loss))
 
 @functools.cache
 def built(name):
-    tx, _ = optim.make_optimizer(name, HYPERPARAMETERS.get(name, {}), SCHEDULE, 200)
+    tx, _ = optimizers.make_optimizer(name, HYPERPARAMETERS.get(name, {}), SCHEDULE, 200)
     return tx, jax.jit(tx.update)
 
 
@@ -183,22 +183,22 @@ def test_the_example_returns_the_parameters_themselves():
 
 
 def test_unknown_names_and_fields_are_explained(monkeypatch):
-    known = ", ".join(sorted(optim.BUILDERS))
+    known = ", ".join(sorted(optimizers.BUILDERS))
     with pytest.raises(ValueError, match=f"optimizer.name=adan: unknown; use one of {known} or "):
-        optim.make_optimizer("adan", {}, SCHEDULE, 10)
+        optimizers.make_optimizer("adan", {}, SCHEDULE, 10)
     with pytest.raises(ValueError, match=r"optimizer.name=no.such:thing: cannot be imported"):
-        optim.make_optimizer("no.such:thing", {}, SCHEDULE, 10)
+        optimizers.make_optimizer("no.such:thing", {}, SCHEDULE, 10)
     with pytest.raises(ValueError, match=r"lars does not take these fields.*'beta'"):
-        optim.make_optimizer("lars", {"momentum": 0.9, "beta": 0.9}, SCHEDULE, 10)
+        optimizers.make_optimizer("lars", {"momentum": 0.9, "beta": 0.9}, SCHEDULE, 10)
     with pytest.raises(
         ValueError, match=r"optax:identity does not take .* must take learning_rate"
     ):
-        optim.make_optimizer("optax:identity", {}, SCHEDULE, 10)
+        optimizers.make_optimizer("optax:identity", {}, SCHEDULE, 10)
     mine = types.ModuleType("mine")
     mine.words = lambda learning_rate: "SGD"
     monkeypatch.setitem(sys.modules, "mine", mine)
     with pytest.raises(ValueError, match=r"mine:words returned str, not an optax transformation"):
-        optim.make_optimizer("mine:words", {}, SCHEDULE, 10)
+        optimizers.make_optimizer("mine:words", {}, SCHEDULE, 10)
     mine.half = lambda learning_rate: types.SimpleNamespace(init=print)
     with pytest.raises(ValueError, match=r"mine:half returned SimpleNamespace, not an optax"):
-        optim.make_optimizer("mine:half", {}, SCHEDULE, 10)
+        optimizers.make_optimizer("mine:half", {}, SCHEDULE, 10)

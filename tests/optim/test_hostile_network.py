@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-import optim
+from configs import optimizers
 from models.resnet import ResNet
 from step import all_finite, cross_entropy, keep_unless
 
@@ -57,7 +57,7 @@ def factors(params, step, r):
 @pytest.mark.parametrize("case", CASES)
 def test_a_network_recovers_from_hundreds_of_hostile_gradients(case):
     name, hyperparameters, peak, wanted = CASES[case]
-    tx = optim.BUILDERS[name](learning_rate=rate(peak), **hyperparameters)
+    tx = optimizers.BUILDERS[name](learning_rate=rate(peak), **hyperparameters)
     images, labels = digits()
     model = ResNet((1,), 8, 10, 3, 1, stem_pool=False, bn_span=BATCH)
     variables = jax.jit(lambda key: model.init(key, images[:BATCH], train=True))(jax.random.key(0))

@@ -20,6 +20,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import optim
+from configs import optimizers
 
 HYPERPARAMETERS: dict[str, dict[str, Any]] = {
     "lars": {"momentum": 0.9, "weight_decay": 0.1, "trust_coefficient": 0.3},
@@ -54,7 +55,7 @@ def schedule(step):
 
 @functools.cache
 def optimizer(name):
-    return optim.BUILDERS[name](learning_rate=schedule, **HYPERPARAMETERS[name])
+    return optimizers.BUILDERS[name](learning_rate=schedule, **HYPERPARAMETERS[name])
 
 
 def plain_params():
@@ -273,9 +274,9 @@ def test_tree_does_not_change_the_program(name, tree):
     assert program(tx, jax.tree.structure(TREES[tree]())) == plain
 
 
-@pytest.mark.parametrize("name", optim.BUILDERS)
+@pytest.mark.parametrize("name", optimizers.BUILDERS)
 def test_nnx_optimizer_trains(name):
-    tx = optim.BUILDERS[name](learning_rate=0.05, **HYPERPARAMETERS.get(name, {}))
+    tx = optimizers.BUILDERS[name](learning_rate=0.05, **HYPERPARAMETERS.get(name, {}))
     model, x = NnxNet(), jax.random.normal(jax.random.key(1), (8, 2, 2, 2))
     target, trainer = x.reshape(8, 8)[:, :5], nnx.Optimizer(model, tx, wrt=nnx.Param)
 
@@ -293,7 +294,7 @@ def test_nnx_optimizer_trains(name):
 
 
 def injected(name, tx):
-    factory = optax.inject_hyperparams(optim.BUILDERS[name], static_args=STATIC.get(name, ()))
+    factory = optax.inject_hyperparams(optimizers.BUILDERS[name], static_args=STATIC.get(name, ()))
     return factory(learning_rate=schedule, **HYPERPARAMETERS[name])
 
 

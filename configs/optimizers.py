@@ -17,11 +17,7 @@ from typing import Any
 import jax.numpy as jnp
 import optax
 
-from . import masks, schedules
-from .lars import lars
-from .nesterov import nesterov
-from .shampoo import distributed_shampoo
-from .sm3 import sm3
+from optim import distributed_shampoo, lars, masks, nesterov, schedules, sm3
 
 BUILDERS: dict[str, Callable[..., optax.GradientTransformation]] = {
     "lars": partial(lars, batch_axis_name="batch"),

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import optim
+from configs import optimizers
 
 SCHEDULE = {"peak_learning_rate": 0.3, "warmup_steps": 2.0}
 VALUES = {  # two points per optimizer that differ in all injected hyperparameters
@@ -53,13 +54,13 @@ def after_three_steps(update, tx):
 
 @pytest.mark.parametrize("name", VALUES)
 def test_one_program_serves_all_values_as_constants_would(name):
-    first, second = (optim.make_optimizer(name, v, SCHEDULE, 10)[0] for v in VALUES[name])
+    first, second = (optimizers.make_optimizer(name, v, SCHEDULE, 10)[0] for v in VALUES[name])
     shared, traces = compiled(first)
     after_three_steps(shared, first)
     got = after_three_steps(shared, second)
     assert len(traces) == 1
     rate = optim.schedules.polynomial(total_steps=10, **SCHEDULE)
-    constant = optim.BUILDERS[name](learning_rate=rate, **VALUES[name][1])
+    constant = optimizers.BUILDERS[name](learning_rate=rate, **VALUES[name][1])
     expected = after_three_steps(jax.jit(constant.update), constant)
     tolerance = 1e-5 if name == "shampoo" else 1e-6  # 1 - beta2 is rounded otherwise
     np.testing.assert_allclose(got, expected, rtol=tolerance, atol=tolerance)
@@ -69,20 +70,20 @@ def test_one_program_serves_all_values_as_constants_would(name):
 @pytest.mark.parametrize("name", VALUES)
 def test_cache_key_omits_the_injected_values_and_nothing_else(name):
     def key(values, schedule):
-        return optim.cache_key({"name": name, **values}, schedule)
+        return optimizers.cache_key({"name": name, **values}, schedule)
 
     first, second = VALUES[name]
     assert key(first, SCHEDULE) == key(second, {**SCHEDULE, "peak_learning_rate": 0.7})
     assert key({**first, "weight_decay": 0.0}, SCHEDULE) != key(first, SCHEDULE)
     assert key(first, {**SCHEDULE, "warmup_steps": 1.0}) != key(first, SCHEDULE)
-    tx, _ = optim.from_recipe(*key(first, SCHEDULE), total_steps=10)
+    tx, _ = optimizers.from_recipe(*key(first, SCHEDULE), total_steps=10)
     injected = {"peak_learning_rate", *first} - {"matrix_epsilon"}
     assert set(tx.init(PARAMS).hyperparams) == injected
 
 
 @pytest.mark.parametrize("name", VALUES)
 def test_hyperparameters_are_float32_beside_bfloat16_parameters(name):
-    tx, _ = optim.make_optimizer(name, VALUES[name][0], SCHEDULE, 10)
+    tx, _ = optimizers.make_optimizer(name, VALUES[name][0], SCHEDULE, 10)
     params = jax.tree.map(lambda w: jnp.asarray(w, jnp.bfloat16), PARAMS)
     state = tx.init(params)
     updates, after = jax.jit(tx.update)(params, state, params)
@@ -93,8 +94,8 @@ def test_hyperparameters_are_float32_beside_bfloat16_parameters(name):
 
 
 def test_every_injected_field_is_an_argument_of_its_builder():
-    for name, fields in optim.registry.INJECTED.items():
-        assert set(fields) <= set(inspect.signature(optim.BUILDERS[name]).parameters)
+    for name, fields in optimizers.INJECTED.items():
+        assert set(fields) <= set(inspect.signature(optimizers.BUILDERS[name]).parameters)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +109,7 @@ def test_every_injected_field_is_an_argument_of_its_builder():
 )
 def test_values_out_of_range_are_refused(name, wrong):
     with pytest.raises(ValueError, match=rf"optimizer\.{next(iter(wrong))}="):
-        optim.make_optimizer(name, VALUES[name][0] | wrong, SCHEDULE, 10)
+        optimizers.make_optimizer(name, VALUES[name][0] | wrong, SCHEDULE, 10)
 
 
 @pytest.mark.parametrize(
@@ -123,13 +124,13 @@ def test_values_out_of_range_are_refused(name, wrong):
 )
 def test_names_and_fields_that_do_not_exist_get_one_line(name, schedule, words):
     with pytest.raises(ValueError, match=words) as error:
-        optim.make_optimizer(name, {}, schedule, 10)
+        optimizers.make_optimizer(name, {}, schedule, 10)
     assert "\n" not in str(error.value)
 
 
 def test_the_peak_of_another_factory_is_injected():
     first, second = (
-        optim.make_optimizer("optax:sgd", {}, {**SCHEDULE, "peak_learning_rate": p}, 10)[0]
+        optimizers.make_optimizer("optax:sgd", {}, {**SCHEDULE, "peak_learning_rate": p}, 10)[0]
         for p in (0.3, 0.6)
     )
     update, traces = compiled(first)
