@@ -43,8 +43,8 @@ def diagnostics(
     training step. The arguments are those of `distributed_shampoo`. With A = S + ridge I:
 
       condition_number: of A, `[n]`, in float32.
-      residual: |P^p A - I|_F / sqrt(d), `[n]`; about 1e-4 for a good root of this very S, more if
-        its ridge was raised or if S is newer than P.
+      residual: |P^(p/2) A P^(p/2) - I|_F / sqrt(d), `[n]` (odd p: one factor more on the left);
+        about 1e-4 for a good root of this very S, more if its ridge was raised or S is newer.
 
     Returns:
       {bucket: {axis: {"condition_number": ..., "residual": ...}}} for each Shampoo.
@@ -56,7 +56,7 @@ def diagnostics(
         shifted = jnp.maximum(values, 0.0) + ridge
         eye = jnp.eye(s.shape[-1], dtype=s.dtype)
         product = s + jnp.reshape(ridge, (-1, 1, 1)) * eye
-        for i in range(p):  # half from each side, which rounds least
+        for i in range(p):
             factors = (product, root) if i % 2 else (root, product)
             product = jnp.matmul(*factors, precision=lax.Precision.HIGHEST)
         residual = jnp.sqrt(jnp.mean(jnp.sum((product - eye) ** 2, axis=1), axis=1))

@@ -200,6 +200,20 @@ def test_checkpoints_of_another_version_are_refused_in_a_sentence_and_kept(tmp_p
     assert restored(tmp_path) == ({"at": 2}, [1, 2])
 
 
+def test_without_a_readable_checkpoint_the_run_is_refused_and_nothing_is_removed(tmp_path, capsys):
+    saved(tmp_path, 1, 2)
+    for file in (tmp_path / "checkpoints").rglob("state/d/*"):
+        file.write_bytes(b"damaged")
+    before = sorted((tmp_path / "checkpoints").rglob("*"))
+    for _ in range(2):
+        with pytest.raises(
+            ValueError, match=r"no checkpoint there can be read \(step 2: .*step 1: .*remove the"
+        ):
+            restored(tmp_path)
+    assert capsys.readouterr().out == ""
+    assert sorted((tmp_path / "checkpoints").rglob("*")) == before
+
+
 @pytest.mark.parametrize(
     ("name", "content", "at"),
     [

@@ -72,6 +72,34 @@ def with_statistics(state, change):
     )
 
 
+@pytest.mark.parametrize(("relative", "exponent"), [(True, 0), (False, 4)])
+def test_diagnostics_equal_the_definitions_in_float64(relative, exponent):
+    ridge = 1e-3
+    hyperparameters = {
+        "matrix_epsilon": ridge,
+        "relative_matrix_epsilon": relative,
+        "exponent_override": exponent,
+    }
+    params = random_tree(0)
+    made = optimizer(preconditioning_compute_steps=1, **hyperparameters)
+    state = run(made, params, [random_tree(i) for i in range(1, 4)])[1]
+    (found,) = optim.diagnostics(state, **hyperparameters)
+    statistics, roots = preconditioners(state)
+    assert {k for k, axes in statistics.items() if axes} == set(found)
+    for name, axes in found.items():
+        p = exponent or 2 * len(axes)
+        for axis, values in axes.items():
+            s, root = np.float64(statistics[name][axis]), np.float64(roots[name][axis])
+            eye = np.eye(s.shape[-1])
+            largest = np.linalg.eigvalsh(s)[:, -1] if relative else np.ones(len(s))
+            a = s + ridge * largest[:, None, None] * eye
+            left, right = (np.linalg.matrix_power(root, k) for k in (p - p // 2, p // 2))
+            residual = np.linalg.norm(left @ a @ right - eye, axis=(1, 2))
+            np.testing.assert_allclose(values["condition_number"], np.linalg.cond(a), rtol=1e-3)
+            np.testing.assert_allclose(values["residual"], residual / len(eye) ** 0.5, atol=2e-4)
+            assert values["residual"].max() < 2e-3
+
+
 def at_count(state, count):
     """The state as if `count` updates were completed."""
 
