@@ -91,3 +91,40 @@ def scale_by_sm3() -> optax.GradientTransformation:
         return jax.tree.unflatten(treedef, updates), ScaleBySM3State(accumulators)
 
     return optax.GradientTransformation(init, update)
+
+
+def sparse_update(
+    accumulators: tuple[Array, ...],
+    params: Array,
+    indices: Array,
+    rows: Array,
+    learning_rate: float | Array,
+) -> tuple[tuple[Array, ...], Array]:
+    """One SM3 step on some rows of an embedding-like parameter: (accumulators, params), new.
+
+    Only the accumulator of dimension 0 is used and changed for rank two and above (the full one
+    for rank 1). No momentum and no (1 - momentum) factor. Gradients of equal indices are summed
+    before they are squared, as TensorFlow's Optimizer does before the published code runs.
+
+    Args:
+      accumulators: as from `init_accumulators(params)`.
+      params: `[vocabulary, ...]`.
+      indices: int `[n]`, in any order, duplicates allowed. Negative ones count from the end;
+        others outside of the vocabulary change nothing.
+      rows: `[n, ...]`, the gradient of `params[indices]`.
+      learning_rate: a number (evaluate a schedule first).
+    """
+    n_rows = jnp.int32(params.shape[0])
+    inside = (-n_rows <= indices) & (indices < n_rows)
+    indices = jnp.where(inside, indices % n_rows, n_rows)
+    unique, slot = jnp.unique(
+        indices, size=indices.shape[0], fill_value=params.shape[0], return_inverse=True
+    )
+    rows = jax.ops.segment_sum(rows.astype(jnp.float32), slot, num_segments=indices.shape[0])
+    past = accumulators[0].at[unique].get(mode="fill", fill_value=0.0)  # padding: out of range
+    total = past.reshape(-1, *[1] * (params.ndim - 1)) + rows * rows
+    step = -learning_rate * rows * lax.rsqrt(total + EPSILON)
+    new = jnp.max(total, axis=tuple(range(1, params.ndim)), initial=0.0)
+    first = accumulators[0].at[unique].set(new, mode="drop")
+    params = params.at[unique].add(step.astype(params.dtype), mode="drop")
+    return (first, *accumulators[1:]), params

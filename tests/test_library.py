@@ -91,8 +91,8 @@ def is_factory(value):
 
 
 factories = {k: getattr(largebatch, k) for k in largebatch.__all__}
-factories = largebatch.BUILDERS | {k: f for k, f in factories.items() if is_factory(f)}
-assert set(factories) >= {"lars", "nesterov", "sm3", "shampoo", "distributed_shampoo"}, factories
+factories = {name: f for name, f in factories.items() if is_factory(f)}
+assert set(factories) >= {"lars", "nesterov", "sm3", "distributed_shampoo"}, factories
 replicated, batch = NamedSharding(mesh, P()), NamedSharding(mesh, P("data"))
 for name, factory in factories.items():
     tx = factory(learning_rate=RATES.get(name, 0.03), **NEEDED.get(name, {}))

@@ -9,6 +9,7 @@ import reference
 
 from optim import lars, nesterov, sm3
 from optim.lars import FORMS
+from optim.sm3 import init_accumulators, sparse_update
 
 RATES = (1.0, 1.0, 0.1, 0.5)
 
@@ -148,6 +149,43 @@ def test_sm3_keeps_one_vector_per_dimension_and_momentum_only_if_used():
     w = {"w": jnp.zeros((30, 20, 10))}
     assert sum(x.size for x in jax.tree.leaves(sm3(0.1, momentum=0.0).init(w))) == 60
     assert sum(x.size for x in jax.tree.leaves(sm3(0.1, momentum=0.5).init(w))) == 6061
+
+
+@pytest.mark.parametrize("shape", [(7,), (7, 3), (7, 2, 3)])
+def test_sparse_sm3_sums_duplicates_and_touches_only_their_rows(shape):
+    r = np.random.default_rng(2)
+    w = jnp.asarray(r.normal(size=shape), jnp.float32)
+    indices, rows = np.array([4, 1, 4, 6]), np.float32(r.normal(size=(4, *shape[1:])))
+    accumulators, total = init_accumulators(w), np.zeros(shape[0] if len(shape) > 1 else shape)
+    wanted = np.float64(w)
+    update = jax.jit(sparse_update)
+    for _ in range(2):
+        for i in (1, 4, 6):
+            g = rows[indices == i].sum(0, dtype=np.float64)
+            past = total[i] + g**2
+            wanted[i] -= 0.1 * g / np.sqrt(past + 1e-30)
+            total[i] = np.max(past)
+        accumulators, w = update(accumulators, w, indices, rows, 0.1)
+    np.testing.assert_allclose(w, wanted, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(accumulators[0], total, rtol=1e-6)
+    assert all(not np.any(a) for a in accumulators[1:])
+
+
+def test_sparse_sm3_counts_negative_indices_from_the_end_and_ignores_those_outside():
+    w, rows = jnp.ones((5, 2)), np.ones((5, 2), np.float32)
+    first, second = init_accumulators(w)
+    indices = np.array([-1, 4, 5, 99, -6])  # the last row twice, so its gradient is 2
+    (first, second), got = sparse_update((first, second), w, indices, rows, 0.1)
+    np.testing.assert_allclose(got, np.r_[np.ones((4, 2)), [[0.9, 0.9]]], rtol=1e-6)
+    np.testing.assert_allclose(first, [0, 0, 0, 0, 4])
+
+
+@pytest.mark.parametrize(("n", "width"), [(0, 2), (3, 0)])
+def test_sparse_sm3_of_nothing_changes_nothing(n, width):
+    w = jnp.ones((5, width))
+    rows, accumulators = np.ones((n, width), np.float32), init_accumulators(w)
+    after, got = sparse_update(accumulators, w, np.zeros(n, int), rows, 0.1)
+    jax.tree.map(np.testing.assert_array_equal, (after, got), (accumulators, w))
 
 
 INVALID = [
