@@ -25,11 +25,12 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import hosts
+from errors import UserError
 from optim import sharding
 from step import AXIS, TrainState
 
 
-class AnotherVersionError(ValueError):
+class AnotherVersionError(UserError):
     """The checkpoints hold another state or record than this version of the code has."""
 
     def __init__(self, workdir: epath.Path):
@@ -171,7 +172,7 @@ class Checkpoints:
           template: the canonical state of the same config before its first step.
 
         Raises:
-          ValueError: none can be read, or another version of the code wrote them.
+          UserError: none can be read, or another version of the code wrote them.
           TypeError: a dtype differs (orbax would cast it silently).
         """
         arrays = jax.tree.map(np.asarray, template)
@@ -192,7 +193,7 @@ class Checkpoints:
             reasons[step] = reason
         if not reasons:
             return None
-        raise ValueError(
+        raise UserError(
             f"workdir={self.directory.parent}: no checkpoint there can be read "
             f"({'; '.join(reasons.values())}); remove the workdir to begin anew"
         )

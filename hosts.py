@@ -17,6 +17,7 @@ import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
 import workdir as files
+from errors import UserError
 
 PATIENCE_SECONDS = 1200  # a dead host is noticed by its heartbeat, long before
 _waits = itertools.count()  # a barrier's key serves once
@@ -61,34 +62,34 @@ def first_says(value: Any) -> Any:
 
 @contextlib.contextmanager
 def all_or_none() -> Iterator[None]:
-    """What must succeed on every host: a ValueError of any is raised on all, when all are through.
+    """What must succeed on every host: a UserError of any is raised on all, when all are through.
 
     On the hosts that it did not happen on, the message names the one that it did happen on.
     """
-    problem: ValueError | None = None
+    problem: UserError | None = None
     try:
         yield
-    except ValueError as e:
+    except UserError as e:
         problem = e
     said = gather(problem and str(problem))
     if problem:
         raise problem
     for host, text in enumerate(said):
         if text:
-            raise ValueError(f"{text} (host {host} of {len(said)})")
+            raise UserError(f"{text} (host {host} of {len(said)})")
 
 
 def agree(facts: Mapping[str, Any]) -> None:
     """Makes sure that all hosts have the same facts (JSON).
 
     Raises:
-      ValueError: on all hosts; names the first fact that differs, both values and the host.
+      UserError: on all hosts; names the first fact that differs, both values and the host.
     """
     first, *others = gather(facts)
     for host, there in enumerate(others, start=1):
         found = files.first_difference(first, there, ("host 0", f"host {host}"))
         if found:
-            raise ValueError(f"{found}: all hosts must run the same; start them alike")
+            raise UserError(f"{found}: all hosts must run the same; start them alike")
 
 
 def told_to_stop(poll: int) -> bool:

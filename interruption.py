@@ -7,14 +7,6 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 
-class Preempted(Exception):  # noqa: N818
-    """SIGTERM ended a run, which has saved what it had; the same command continues it."""
-
-    def __init__(self, step: int):
-        super().__init__(f"preempted after step {step}; the same command continues")
-        self.step = step
-
-
 class Signals:
     """Notes the first SIGTERM or SIGINT; a second one ends the process at once.
 

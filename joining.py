@@ -5,6 +5,8 @@ from typing import Any
 
 from absl import flags
 
+from errors import UserError
+
 EXPLICIT = ("coordinator_address", "num_processes", "process_id")
 
 
@@ -40,7 +42,7 @@ def join(flag_values: flags.FlagValues) -> None:
     Must come before anything that starts the devices. From here on SIGTERM ends no process.
 
     Raises:
-      ValueError: flags that do not belong together, no cluster found, or nobody answers.
+      UserError: flags that do not belong together, no cluster found, or nobody answers.
     """
     value: dict[str, Any] = {name: flag_values[name].value for name in EXPLICIT}
     if not are_several(bool(flag_values["distributed"].value), value):
@@ -55,7 +57,7 @@ def join(flag_values: flags.FlagValues) -> None:
             shutdown_timeout_seconds=max(2 * heartbeat, 60),
         )
     except ValueError as e:
-        raise ValueError(
+        raise UserError(
             f"--distributed: no cluster is found here ({e}); give "
             "--coordinator_address=HOST:PORT --num_processes=N --process_id=I"
         ) from e
@@ -65,24 +67,24 @@ def are_several(distributed: bool, explicit: Mapping[str, Any]) -> bool:
     """Whether the flags join several processes: --distributed, or all of EXPLICIT (absent: None).
 
     Raises:
-      ValueError: flags that do not belong together, or a process that cannot be.
+      UserError: flags that do not belong together, or a process that cannot be.
     """
     missing = [f"--{name}" for name in EXPLICIT if explicit[name] is None]
     if distributed:
         if len(missing) < len(EXPLICIT):
-            raise ValueError("--distributed: finds the hosts by itself; leave out --num_processes")
+            raise UserError("--distributed: finds the hosts by itself; leave out --num_processes")
         return True
     if len(missing) == len(EXPLICIT):
         return False
     if missing:
-        raise ValueError(
+        raise UserError(
             f"{missing[0]}: missing; several processes need --coordinator_address=HOST:PORT "
             "--num_processes=N --process_id=I, or --distributed"
         )
     address, n, i = (explicit[name] for name in EXPLICIT)
     host, _, port = address.rpartition(":")
     if not (host and port.isdecimal()):
-        raise ValueError(f"--coordinator_address={address}: needs HOST:PORT")
+        raise UserError(f"--coordinator_address={address}: needs HOST:PORT")
     if not 0 <= i < n:
-        raise ValueError(f"--process_id={i}: needs 0 to below --num_processes={n}")
+        raise UserError(f"--process_id={i}: needs 0 to below --num_processes={n}")
     return True

@@ -24,18 +24,9 @@ from absl import flags
 
 import joining
 from configs import command_line, plan
-from interruption import Preempted
-
-DONE, CRASHED, USER_ERROR, DIVERGED, PREEMPTED, INTERRUPTED = 0, 1, 2, 3, 75, 130
+from errors import DIVERGED, DONE, FAILED, INTERRUPTED, PREEMPTED, USER_ERROR, Preempted, UserError
 
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM)
-
-
-def is_ours(error: ValueError) -> bool:
-    """Whether this project's own code raised it: a user error, not a bug in a library's use."""
-    raised_in = pathlib.Path(traceback.extract_tb(error.__traceback__)[-1].filename)
-    root = pathlib.Path(__file__).parent.resolve()
-    return root in raised_in.resolve().parents and "site-packages" not in raised_in.parts
 
 
 def crashed(error: Exception, workdir: str | None) -> int:
@@ -70,8 +61,8 @@ def crashed(error: Exception, workdir: str | None) -> int:
                 flush=True,
             )
     if several:
-        os._exit(CRASHED)
-    return CRASHED
+        os._exit(FAILED)
+    return FAILED
 
 
 def main(argv: Sequence[str]) -> int:
@@ -92,7 +83,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         config = command_line.parse(argv, flag_values)
         if not flag_values.workdir:
-            raise ValueError("--workdir: missing; give the folder that is to hold this run")
+            raise UserError("--workdir: missing; give the folder that is to hold this run")
         plan.validate(config)
         joining.join(flag_values)
         import hosts
@@ -104,9 +95,7 @@ def main(argv: Sequence[str]) -> int:
         import train  # TensorFlow and the devices start only for a config that makes sense
 
         result = train.train_and_evaluate(config, flag_values.workdir)
-    except ValueError as e:
-        if not is_ours(e):
-            return crashed(e, flag_values.workdir)
+    except UserError as e:
         print(f"error: {e}", file=sys.stderr)
         return USER_ERROR
     except Preempted as e:

@@ -15,6 +15,7 @@ from mlperf_logging.mllog.mllog import MLLogger
 
 import workdir as files
 from configs.plan import Plan
+from errors import UserError
 
 
 class Clock:
@@ -45,12 +46,12 @@ def open_log(path: epath.Path, n_lines: int) -> MLLogger:
     """A logger that continues a file after its first `n_lines`; later ones will be written anew.
 
     Raises:
-      ValueError: it has fewer, as after a loss of power.
+      UserError: it has fewer, as after a loss of power.
     """
     there = path.read_text().splitlines(keepends=True) if n_lines and path.exists() else []
     lines = [line for line in there if line.endswith("\n")][:n_lines]
     if len(lines) < n_lines:
-        raise ValueError(
+        raise UserError(
             f"{path}: holds {len(lines)} of the {n_lines} lines that the checkpoint knows of; "
             "bring it back, or remove the whole folder to begin anew"
         )

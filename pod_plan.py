@@ -13,11 +13,10 @@ import sys
 import tempfile
 from collections.abc import Sequence
 
+from errors import DONE, USER_ERROR, UserError
 from one_line_parser import OneLineParser
 from pod import compile as pod_compile
 from pod import summary, topologies
-
-PLANNED, USER_ERROR = 0, 2
 
 
 def plan(
@@ -31,7 +30,7 @@ def plan(
       hlo: folder for the compiled programs as text; "": not written.
 
     Raises:
-      ValueError: what is wrong with config or topology, or a compilation that failed otherwise.
+      UserError: what is wrong with config or topology, or a compilation that failed otherwise.
     """
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder) / "plan.json"
@@ -47,7 +46,7 @@ def plan(
         )
         if done.returncode:
             lines = done.stderr.strip().splitlines() or ["no message"]
-            raise ValueError(lines[-1].removeprefix("error: "))
+            raise UserError(lines[-1].removeprefix("error: "))
         return json.loads(file.read_text())
 
 
@@ -98,11 +97,11 @@ def main(argv: Sequence[str]) -> int:
         found = figures(options.config, overrides, topology, hlo)
         if options.json:
             pathlib.Path(options.json).write_text(json.dumps(found, indent=1) + "\n")
-    except (ValueError, OSError) as e:
+    except (UserError, OSError) as e:
         print(f"error: {e}", file=sys.stderr)
         return USER_ERROR
     print(summary.text(found))
-    return PLANNED
+    return DONE
 
 
 if __name__ == "__main__":

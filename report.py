@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from errors import DONE, USER_ERROR, UserError
 from one_line_parser import OneLineParser
 from reporting import archive, collect, document, output, screen
 
@@ -29,10 +30,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         outputs = options.dirs[0] / "report.json", None, options.dirs[0] / "README.md"
     try:
         make_report(options.dirs, *outputs)
-    except (ValueError, OSError) as error:
+    except (UserError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+        return USER_ERROR
+    return DONE
 
 
 def make_report(
@@ -44,18 +45,18 @@ def make_report(
     """Reads, prints, and writes all files or none.
 
     Raises:
-      ValueError: nothing to report, or a file that cannot be written.
+      UserError: nothing to report, or a file that cannot be written.
       OSError: the disk is full; the files are those of before.
     """
     for path in (json_path, html_path, markdown_path):
         if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
-            raise ValueError(f"FILE={path}: its folder must exist and it must not be a folder")
+            raise UserError(f"FILE={path}: its folder must exist and it must not be a folder")
     runs, problems = collect.collect(dirs)
     if not runs:
         for problem in problems:
             print(f"not counted: {problem.path}: {problem.message}")
         places = " ".join(map(str, dirs))
-        raise ValueError(f"DIR={places}: no usable run.json or MLPerf result*.txt is below it")
+        raise UserError(f"DIR={places}: no usable run.json or MLPerf result*.txt is below it")
     report, rows = document.build(runs, problems)
     print(screen.render(report), end="")
     texts: dict[Path, str] = {}

@@ -20,6 +20,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 
 from configs import command_line, plan
+from errors import DONE, FAILED, PREEMPTED, USER_ERROR, UserError
 from one_line_parser import OneLineParser
 from pod import predict
 from sweep import interrupt_on_signals, refuse_twice
@@ -28,7 +29,6 @@ from sweeps import attempt, budgets, runs, several_hosts
 RECIPES = "lars:mlperf_v07 nesterov:nado shampoo:readme"
 ROOT = pathlib.Path(__file__).parent
 PLANS = ROOT / "results" / "pod_plan"
-DONE, FAILED, USER_ERROR, PREEMPTED = 0, 1, 2, 75
 REHEARSAL_STEPS = 3
 
 
@@ -92,7 +92,7 @@ def report(options: argparse.Namespace) -> list[str]:
 
 
 def check(options: argparse.Namespace, overrides: Sequence[str]) -> None:
-    """Raises ValueError for recipes, seeds, overrides or flags of several hosts that cannot be."""
+    """Raises UserError for recipes, seeds, overrides or flags of several hosts that cannot be."""
     seeds = runs.parse_seeds(options.seeds)
     several_hosts.joining_flags(options)
     refuse_twice(overrides, ["--config.seed"], "--seeds")
@@ -138,7 +138,7 @@ def main(argv: Sequence[str]) -> int:
     options, overrides = arguments(argv)
     try:
         check(options, overrides)
-    except ValueError as e:
+    except UserError as e:
         print(f"error: {e}", file=sys.stderr)
         return USER_ERROR
     if options.dry_run:

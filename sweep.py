@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any
 
 from configs import command_line, plan
+from errors import DONE, FAILED, PREEMPTED, USER_ERROR, UserError
 from one_line_parser import OneLineParser
 from sweeps import (
     attempt,
@@ -39,7 +40,6 @@ from sweeps import (
 from sweeps.manifest import Manifest
 from sweeps.queue import Queue
 
-DONE, FAILED, USER_ERROR, PREEMPTED = 0, 1, 2, 75
 STOPPING = {False: "every worker saves its run", True: "the cluster's jobs go on"}
 
 
@@ -89,11 +89,11 @@ def arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
 
 
 def planned(options: argparse.Namespace, overrides: Sequence[str]) -> list[runs.Run]:
-    """The runs that are asked for, all of them checked; ValueError for the first mistake."""
+    """The runs that are asked for, all of them checked; UserError for the first mistake."""
     seeds, recipes = runs.parse_seeds(options.seeds), runs.parse_recipes(options.recipes)
     for field in ("workers", "attempts"):
         if getattr(options, field) < 1:
-            raise ValueError(f"{field}={getattr(options, field)}: needs at least 1")
+            raise UserError(f"{field}={getattr(options, field)}: needs at least 1")
     refuse_twice(overrides, ["--config.seed"], "--seeds")
     asked: list[runs.Run] = []
     for recipe in recipes:
@@ -107,10 +107,10 @@ def planned(options: argparse.Namespace, overrides: Sequence[str]) -> list[runs.
 
 
 def refuse_twice(overrides: Sequence[str], given: Sequence[str], by: str) -> None:
-    """ValueError for an override of a field that the runs get from elsewhere: it would be lost."""
+    """UserError for an override of a field that the runs get from elsewhere: it would be lost."""
     for override in overrides:
         if override.partition("=")[0] in [other.partition("=")[0] for other in given]:
-            raise ValueError(f"{override.removeprefix('--')}: {by} sets this field; leave one out")
+            raise UserError(f"{override.removeprefix('--')}: {by} sets this field; leave one out")
 
 
 def variants(
@@ -131,13 +131,13 @@ def variants(
             for steps in budgets.parse(options.budgets)
         ]
     if len(found) > 1 and options.stop_hopeless:
-        raise ValueError(f"budgets={options.budgets}: stop_hopeless compares at one; give one")
+        raise UserError(f"budgets={options.budgets}: stop_hopeless compares at one; give one")
     if options.trials is None:
         if options.search:
-            raise ValueError(f"search={options.search}: is for trials; give --trials=N")
+            raise UserError(f"search={options.search}: is for trials; give --trials=N")
         return found
     if len(found) > 1:
-        raise ValueError(f"budgets={options.budgets}: trials are made at one budget; give one")
+        raise UserError(f"budgets={options.budgets}: trials are made at one budget; give one")
     points = trials.points(trials.ranges(recipe, options.search), options.trials)
     refuse_twice(overrides, trials.overrides(points[0]), "--trials")
     return [
@@ -150,18 +150,18 @@ def locked(out: pathlib.Path, process_id: int) -> IO[str]:
     """Makes OUT and takes this host's lock there, which a dead sweep's end has freed.
 
     Raises:
-      ValueError: it cannot be written, or another sweep is at work there.
+      UserError: it cannot be written, or another sweep is at work there.
     """
     try:
         out.mkdir(parents=True, exist_ok=True)
         lock = (out / (f".lock_{process_id}" if process_id else ".lock")).open("w")
         (out / "manifest.jsonl").open("a").close()
     except OSError as e:
-        raise ValueError(f"out={out}: cannot be written ({e})") from e
+        raise UserError(f"out={out}: cannot be written ({e})") from e
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as e:
-        raise ValueError(f"out={out}: another sweep is at work there") from e
+        raise UserError(f"out={out}: another sweep is at work there") from e
     return lock
 
 
@@ -221,9 +221,9 @@ def main(argv: Sequence[str]) -> int:
         joining, cluster = several_hosts.joining_flags(options), slurm.parameters(options)
         asked = planned(options, overrides)
         if joining and cluster:
-            raise ValueError("slurm: a task is one host; leave out --slurm or the several hosts")
+            raise UserError("slurm: a task is one host; leave out --slurm or the several hosts")
         if options.stop_hopeless and (joining or cluster):
-            raise ValueError("stop_hopeless: is for --workers on one host; leave it out here")
+            raise UserError("stop_hopeless: is for --workers on one host; leave it out here")
         if options.dry_run:
             dry_run(asked, joining, cluster)
             return DONE
@@ -236,7 +236,7 @@ def main(argv: Sequence[str]) -> int:
         see_to_data(asked, preparation.require_data if joining else preparation.prepare_data)
         queue = Queue(asked, Manifest(options.out / "manifest.jsonl"), options.attempts)
         executor = slurm.executor(options.out, cluster) if cluster else None
-    except ValueError as e:
+    except UserError as e:
         print(f"error: {e}", file=sys.stderr)
         return USER_ERROR
     set_environment(options.out)

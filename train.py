@@ -21,8 +21,9 @@ import step as steps
 import workdir as files
 from configs import optimizers
 from configs import plan as plans
+from errors import Preempted, UserError
 from input_pipeline.host import n_cores
-from interruption import Preempted, Signals
+from interruption import Signals
 from journal import Journal, Record
 from models.resnet import ResNet
 
@@ -134,7 +135,7 @@ def train_and_evaluate(config: ConfigDict, workdir: str) -> RunResult:
     several hosts every host calls this, with a workdir that all of them see; the first one writes.
 
     Raises:
-      ValueError: a config, data set or workdir that cannot be used; nothing was written.
+      UserError: a config, data set or workdir that cannot be used; nothing was written.
       Preempted: SIGTERM came; the state was saved. (SIGINT gives a result `aborted`, saved too.)
       RuntimeError: an evaluation that did not count every example once.
       OSError: the workdir cannot be written any more; what was saved before is kept.
@@ -164,14 +165,14 @@ def train_and_evaluate(config: ConfigDict, workdir: str) -> RunResult:
             return known_result(folder, complete)
         with hosts.all_or_none():
             if not (folder / "config.json").exists():
-                raise ValueError(f"workdir={workdir}: is not seen; give a path all hosts share")
+                raise UserError(f"workdir={workdir}: is not seen; give a path all hosts share")
         return run(config, spec, program, plan, folder, began)
 
 
 def known_result(folder: epath.Path, complete: Mapping[str, Any]) -> RunResult:
     """The result in a complete run's run.json."""
     if set(complete) != {field.name for field in dataclasses.fields(RunResult)}:
-        raise ValueError(
+        raise UserError(
             f"{folder / 'run.json'}: was not written by this version of the code; "
             "give another workdir, or remove this one"
         )
@@ -258,7 +259,7 @@ def restored(
     """Where to begin: the last checkpoint that can be read, or the initial state.
 
     Raises:
-      ValueError: the hosts found different steps, or another number of hosts wrote it.
+      UserError: the hosts found different steps, or another number of hosts wrote it.
     """
     found = checkpoints.restore_latest(initial)
     hosts.agree({"checkpoint": None if found is None else int(found[0].step)})
@@ -268,7 +269,7 @@ def restored(
         raise checkpoint.AnotherVersionError(checkpoints.directory.parent)
     state, record = found[0], Record(**found[1])
     if record.n_hosts != hosts.count() and not config.allow_host_count_change:
-        raise ValueError(
+        raise UserError(
             f"hosts={hosts.count()}: the checkpoint of step {int(state.step)} is from "
             f"{record.n_hosts}, whose batches were others; run on as many, or set "
             "--config.allow_host_count_change=True"

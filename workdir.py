@@ -19,6 +19,8 @@ from typing import Any
 from etils import epath
 from ml_collections import ConfigDict
 
+from errors import UserError
+
 PACKAGES = (
     "jax",
     "jaxlib",
@@ -73,12 +75,12 @@ def read_json(path: epath.Path) -> Any:
     """Reads one of a run's files.
 
     Raises:
-      ValueError: it is damaged; the message names it.
+      UserError: it is damaged; the message names it.
     """
     try:
         return json.loads(path.read_text())
     except ValueError as e:
-        raise ValueError(f"{path}: is damaged ({e}); remove it, or the whole folder") from e
+        raise UserError(f"{path}: is damaged ({e}); remove it, or the whole folder") from e
 
 
 @contextlib.contextmanager
@@ -88,7 +90,7 @@ def claimed(workdir: epath.Path, config: ConfigDict) -> Iterator[Mapping[str, An
     Yields the run.json of a run that is already complete, else None.
 
     Raises:
-      ValueError: the folder cannot be written, holds the run of another config, a damaged one or
+      UserError: the folder cannot be written, holds the run of another config, a damaged one or
         foreign files, or another process is at work in it.
     """
     with contextlib.ExitStack() as stack:
@@ -97,7 +99,7 @@ def claimed(workdir: epath.Path, config: ConfigDict) -> Iterator[Mapping[str, An
             stack.enter_context(_locked(workdir))
             complete = _claim(workdir, config)
         except OSError as e:
-            raise ValueError(
+            raise UserError(
                 f"workdir={workdir}: cannot be written ({e.strerror or e}); give another workdir"
             ) from e
         yield complete
@@ -118,7 +120,7 @@ def _locked(workdir: epath.Path) -> Iterator[None]:
                 break
             except BlockingIOError:
                 if time.monotonic() > until:
-                    raise ValueError(
+                    raise UserError(
                         f"workdir={workdir}: another process is at work there; wait for it, or "
                         "end it"
                     ) from None
@@ -142,14 +144,14 @@ def _claim(workdir: epath.Path, config: ConfigDict) -> Mapping[str, Any] | None:
     config_file, run_file = workdir / "config.json", workdir / "run.json"
     if not config_file.exists():
         if name := foreign(workdir):
-            raise ValueError(
+            raise UserError(
                 f"workdir={workdir}: holds {name}, but no run of ours; give a new folder"
             )
         write_json(config_file, config_as_json(config))
         return None
     different = other_config(workdir, config)
     if different:
-        raise ValueError(
+        raise UserError(
             f"workdir={workdir}: holds the run of another config ({different}); "
             "give another workdir, or remove this one"
         )
@@ -157,7 +159,7 @@ def _claim(workdir: epath.Path, config: ConfigDict) -> Mapping[str, Any] | None:
         return None
     run = read_json(run_file)
     if not isinstance(run, dict) or "status" not in run:
-        raise ValueError(f"{run_file}: says no status; remove it, or the whole folder")
+        raise UserError(f"{run_file}: says no status; remove it, or the whole folder")
     return None if run["status"] == "aborted" else run
 
 

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 
 from ml_collections import ConfigDict, config_dict
 
+from errors import UserError
+
 
 def imagenet() -> ConfigDict:
     """MLPerf ResNet-50 v1.5 on ImageNet at batch 32,768, as the v0.7 JAX submission has it."""
@@ -148,10 +150,10 @@ def select(
       name: `package.module:factory` where it is not one of `configs.optimizers.BUILDERS`.
 
     Raises:
-      ValueError: an unknown variant; the message lists the known ones.
+      UserError: an unknown variant; the message lists the known ones.
     """
     if variant not in variants:
-        raise ValueError(
+        raise UserError(
             f"variant={variant}: {optimizer} has no such variant; known: {', '.join(variants)}"
         )
     config = variants[variant]()

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
+from errors import UserError
+
 FOLDER = pathlib.Path(__file__).parent
 NEEDS = {  # where absl says nothing itself
     "bool": "True or False",
@@ -25,11 +27,11 @@ def recipe_path(recipe: str) -> str:
     """'lars:digits' -> the value of --config for it.
 
     Raises:
-      ValueError: no file for that optimizer; the message lists those there are.
+      UserError: no file for that optimizer; the message lists those there are.
     """
     optimizer, _, variant = recipe.partition(":")
     if optimizer not in optimizers():
-        raise ValueError(
+        raise UserError(
             f"recipe={recipe}: no recipe file {optimizer}.py in configs/; "
             f"known optimizers: {', '.join(optimizers())}"
         )
@@ -63,7 +65,7 @@ def parse(argv: Sequence[str], flag_values: flags.FlagValues) -> ConfigDict:
     """Parses argv (program name first) and returns the config with its overrides.
 
     Raises:
-      ValueError: one message that names the argument, the rule and what is known.
+      UserError: one message that names the argument, the rule and what is known.
     """
     sys.modules.pop("config_config", None)  # else ml_collections runs the file in the last one's
     try:
@@ -71,24 +73,24 @@ def parse(argv: Sequence[str], flag_values: flags.FlagValues) -> ConfigDict:
         config = flag_values["config"].value
     except AttributeError as e:
         if "config_config" in str(e) and "get_config" in str(e):
-            raise ValueError(
+            raise UserError(
                 "--config: the file has no function get_config; see configs/lars.py"
             ) from e
-        raise ValueError(_unknown_field(argv) or f"--config: {_root_message(e)}") from e
+        raise UserError(_unknown_field(argv) or f"--config: {_root_message(e)}") from e
     except flags.IllegalFlagValueError as e:
-        raise ValueError(_wrong_type(flag_values, e) or f"--config: {_root_message(e)}") from e
+        raise UserError(_wrong_type(flag_values, e) or f"--config: {_root_message(e)}") from e
     except Exception as e:  # a recipe is a program: anything can go wrong in it
-        raise ValueError(f"--config: {_root_message(e)}") from e
+        raise UserError(f"--config: {_root_message(e)}") from e
     if config is None:
-        raise ValueError(
+        raise UserError(
             "--config: missing; give a recipe file, as --config=configs/shampoo.py:readme"
         )
     try:
         config.recipe  # a file that failed to load raises here  # noqa: B018
     except OSError as e:
-        raise ValueError(_unloadable(argv, e)) from e
+        raise UserError(_unloadable(argv, e)) from e
     if remaining[1:]:
-        raise ValueError(f"argument {remaining[1]}: not understood; options begin with --")
+        raise UserError(f"argument {remaining[1]}: not understood; options begin with --")
     return config
 
 
@@ -96,7 +98,7 @@ def load(recipe: str, overrides: Sequence[str] = ()) -> ConfigDict:
     """The config of a recipe such as 'lars:digits', with overrides such as '--config.seed=3'.
 
     Raises:
-      ValueError: as `parse`.
+      UserError: as `parse`.
     """
     argv = ["config", f"--config={recipe_path(recipe)}", *overrides]
     flag_values = flags.FlagValues()
@@ -105,10 +107,10 @@ def load(recipe: str, overrides: Sequence[str] = ()) -> ConfigDict:
 
 
 def _root_message(error: BaseException) -> str:
-    """The message of a recipe's own ValueError, if one lies beneath; else the flag's, in a line."""
+    """The message of a recipe's own UserError, if one lies beneath; else the flag's, in a line."""
     cause: BaseException | None = error
     while cause is not None:
-        if type(cause) is ValueError and str(cause).startswith("variant="):
+        if isinstance(cause, UserError) and str(cause).startswith("variant="):
             return str(cause)
         cause = cause.__cause__ or cause.__context__
     return " ".join(str(error).split())

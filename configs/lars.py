@@ -64,5 +64,5 @@ SEARCH = {
 
 
 def get_config(variant: str = "mlperf_v07") -> ConfigDict:
-    """Returns the recipe `lars:variant`; ValueError lists the known variants."""
+    """Returns the recipe `lars:variant`; UserError lists the known variants."""
     return base.select("lars", VARIANTS, variant)

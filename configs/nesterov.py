@@ -79,5 +79,5 @@ SEARCH = {
 
 
 def get_config(variant: str = "nado") -> ConfigDict:
-    """Returns the recipe `nesterov:variant`; ValueError lists the known variants."""
+    """Returns the recipe `nesterov:variant`; UserError lists the known variants."""
     return base.select("nesterov", VARIANTS, variant)

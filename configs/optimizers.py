@@ -17,6 +17,7 @@ from typing import Any
 import jax.numpy as jnp
 import optax
 
+from errors import UserError
 from optim import distributed_shampoo, lars, masks, nesterov, schedules, sm3
 
 BUILDERS: dict[str, Callable[..., optax.GradientTransformation]] = {
@@ -46,7 +47,7 @@ def _factory(name: str) -> Callable[..., Any]:
             raise ImportError("a relative name, or none")
         return getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
-        raise ValueError(
+        raise UserError(
             f"optimizer.name={name}: cannot be imported ({error}); "
             "give package.module:factory of what is installed, lies in this folder, or in one that "
             "PYTHONPATH names"
@@ -54,11 +55,11 @@ def _factory(name: str) -> Callable[..., Any]:
 
 
 def check(name: str) -> None:
-    """Raises ValueError unless `name` is registered or an importable `package.module:factory`."""
+    """Raises UserError unless `name` is registered or an importable `package.module:factory`."""
     if ":" in name:
         _factory(name)
     elif name not in BUILDERS:
-        raise ValueError(
+        raise UserError(
             f"optimizer.name={name}: unknown; use one of {', '.join(sorted(BUILDERS))} "
             "or package.module:factory"
         )
@@ -83,7 +84,7 @@ def make_optimizer(
       schedule: keywords of `schedules.polynomial`, except `total_steps`.
 
     Raises:
-      ValueError: unknown name, or a field that the optimizer or the schedule does not take.
+      UserError: unknown name, or a field that the optimizer or the schedule does not take.
     """
     check(name)
     builder = _factory(name) if ":" in name else BUILDERS[name]
@@ -94,18 +95,23 @@ def make_optimizer(
 
     try:
         learning_rate = schedules.polynomial(total_steps=total_steps, **schedule)
+    except ValueError as error:
+        raise UserError(str(error)) from error
     except TypeError as error:
-        raise ValueError(f"schedule: does not take these fields: {error}") from error
+        raise UserError(f"schedule: does not take these fields: {error}") from error
     try:
         inspect.signature(builder).bind(learning_rate=learning_rate, **hyperparameters)
     except TypeError as error:
-        raise ValueError(
+        raise UserError(
             f"optimizer: {name} does not take these fields: {error}; it must take learning_rate "
             "and every other field of config.optimizer"
         ) from error
-    tx = build()  # checks the values: under `jit` they are tracers
+    try:
+        tx = build()  # checks the values: under `jit` they are tracers
+    except ValueError as error:
+        raise UserError(f"{error}" if ":" not in name else f"optimizer: {name}: {error}") from error
     if not all(callable(getattr(tx, part, None)) for part in ("init", "update")):
-        raise ValueError(
+        raise UserError(
             f"optimizer: {name} returned {type(tx).__name__}, not an optax transformation with "
             "init and update"
         )

@@ -8,6 +8,8 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from errors import UserError
+
 COUNT = "needs an integer of at least 1"
 DTYPES = ("float32", "bfloat16")
 RUNNING_VARIANCES = ("mean_of_groups", "pooled")
@@ -46,7 +48,7 @@ def validate(config: ConfigDict) -> None:
     """Checks everything that needs neither data nor devices.
 
     Raises:
-      ValueError: "field=value: the rule; the remedy", for the first field that breaks a rule.
+      UserError: "field=value: the rule; the remedy", for the first field that breaks a rule.
     """
     for field, value in _floats(config):
         _check(config, field, math.isfinite(value), "must be finite")
@@ -68,7 +70,7 @@ def _check(config: ConfigDict, field: str, ok: Any, rule: str) -> None:
     for part in field.split("."):
         value = value[part]
     if not ok:
-        raise ValueError(f"{field}={value}: {rule}")
+        raise UserError(f"{field}={value}: {rule}")
 
 
 def _is_count(value: Any) -> bool:
@@ -172,12 +174,12 @@ def make_plan(
     """Derives the lengths and shares of a validated config on the devices that are there.
 
     Raises:
-      ValueError: the batch does not divide over the devices, or the BN span does not fit it.
+      UserError: the batch does not divide over the devices, or the BN span does not fit it.
     """
     batch, span, total = config.global_batch_size, config.model.bn_span, config.total_steps
     if batch % n_devices:
         nearest = max(batch // n_devices, 1) * n_devices
-        raise ValueError(
+        raise UserError(
             f"global_batch_size={batch}: is not a multiple of the {n_devices} devices; "
             f"the nearest that is: {nearest}"
         )
@@ -186,25 +188,25 @@ def make_plan(
     if device_batch % micro_batches:
         below = range(1, min(micro_batches, device_batch + 1))
         fitting = max(k for k in below if device_batch % k == 0)
-        raise ValueError(
+        raise UserError(
             f"gradient_accumulation_steps={micro_batches}: does not divide the device batch of "
             f"{device_batch} ({batch} over {n_devices} devices); the nearest below that does: "
             f"{fitting}"
         )
     micro_batch = device_batch // micro_batches
     if micro_batches > 1 and micro_batch % span:
-        raise ValueError(
+        raise UserError(
             f"model.bn_span={span}: does not divide the micro-batch of {micro_batch} "
             f"({device_batch} a device in {micro_batches}); examples that share statistics must "
             "meet in one micro-batch: take fewer gradient_accumulation_steps"
         )
     if span % device_batch and device_batch % span:
-        raise ValueError(
+        raise UserError(
             f"model.bn_span={span}: neither divides the device batch of {device_batch} "
             f"({batch} over {n_devices} devices) nor is a multiple of it"
         )
     if span > device_batch and n_devices % (span // device_batch):
-        raise ValueError(
+        raise UserError(
             f"model.bn_span={span}: needs groups of {span // device_batch} devices, "
             f"which do not divide the {n_devices} devices; a smaller span or another batch does"
         )

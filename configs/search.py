@@ -7,6 +7,8 @@ import dataclasses
 import math
 from typing import Any
 
+from errors import UserError
+
 SCALES = ("log", "complement", "decades")
 
 
@@ -26,7 +28,7 @@ class Range:
 
     def __post_init__(self) -> None:
         if not 0 < self.low < self.high or self.scale not in SCALES:
-            raise ValueError(
+            raise UserError(
                 f"SEARCH: Range({self.low}, {self.high}, {self.scale!r}) needs 0 < low < high and "
                 f"one of the scales {', '.join(SCALES)}"
             )

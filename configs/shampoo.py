@@ -134,5 +134,5 @@ SEARCH = {
 
 
 def get_config(variant: str = "readme") -> ConfigDict:
-    """Returns the recipe `shampoo:variant`; ValueError lists the known variants."""
+    """Returns the recipe `shampoo:variant`; UserError lists the known variants."""
     return base.select("shampoo", VARIANTS, variant)

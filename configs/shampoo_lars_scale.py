@@ -46,5 +46,5 @@ SEARCH = shampoo.SEARCH | {TRUST: lars.SEARCH[TRUST]}
 
 
 def get_config(variant: str = "digits") -> ConfigDict:
-    """Returns the recipe `shampoo_lars_scale:variant`; ValueError lists the known variants."""
+    """Returns the recipe `shampoo_lars_scale:variant`; UserError lists the known variants."""
     return base.select("shampoo_lars_scale", VARIANTS, variant, name="shampoo")

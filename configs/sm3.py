@@ -73,5 +73,5 @@ SEARCH = {
 
 
 def get_config(variant: str = "untuned") -> ConfigDict:
-    """Returns the recipe `sm3:variant`; ValueError lists the known variants."""
+    """Returns the recipe `sm3:variant`; UserError lists the known variants."""
     return base.select("sm3", VARIANTS, variant)

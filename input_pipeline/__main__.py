@@ -6,6 +6,7 @@ python -m input_pipeline --name=imagenet2012 --data_dir=data --manual_dir=ILSVRC
 
 import sys
 
+from errors import DONE, USER_ERROR, UserError
 from input_pipeline import prepare
 from input_pipeline.spec import KNOWN
 from one_line_parser import OneLineParser
@@ -27,12 +28,12 @@ def main(arguments: list[str]) -> int:
     flags = parser.parse_args(arguments)
     try:
         found = prepare.ensure(flags.name, flags.data_dir, flags.manual_dir, flags.subset)
-    except ValueError as error:
+    except UserError as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2
+        return USER_ERROR
     counts = {split: sum(lengths) for split, lengths in found.shard_lengths.items()}
     print(f"{flags.name} is prepared in {found.directory}: {counts}")
-    return 0
+    return DONE
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from functools import partial
 
 import numpy as np
 
+from errors import UserError
 from input_pipeline import caching, memory, prepare, sharding, spec, stream
 from input_pipeline.options import Options, read_options
 from input_pipeline.prepared import Prepared
@@ -40,23 +41,23 @@ def train_batches(
       all True; flip bool [L, b], to be mirrored on the device. b = global_batch_size / (n_hosts L).
 
     Raises:
-      ValueError: for options and sizes that make no sense, and data that are missing or damaged.
+      UserError: for options and sizes that make no sense, and data that are missing or damaged.
     """
     options = read_options(dataset)
     _check_host(host_index, n_hosts, n_local_devices)
     n_devices = n_hosts * n_local_devices
     if global_batch_size <= 0 or global_batch_size % n_devices:
         above = (global_batch_size // n_devices + 1) * n_devices
-        raise ValueError(
+        raise UserError(
             f"global_batch_size={global_batch_size}: must be a positive multiple of the "
             f"{n_devices} devices; the nearest are {max(above - n_devices, n_devices)} and {above}"
         )
     if not (0 <= seed < SEEDS and first_step >= 0):
-        raise ValueError(f"seed={seed}, first_step={first_step}: need 0 <= seed < 2**31, step >= 0")
+        raise UserError(f"seed={seed}, first_step={first_step}: need 0 <= seed < 2**31, step >= 0")
     found = prepare.ensure(options.name, options.data_dir)
     n_examples = found.n_examples("train")
     if n_examples < n_hosts:
-        raise ValueError(
+        raise UserError(
             f"n_hosts={n_hosts}: more than the {n_examples} training examples; use fewer hosts"
         )
     shard = sharding.shard_bounds(n_examples, host_index, n_hosts)
@@ -103,12 +104,12 @@ def eval_batches(
       False marks padding; flip all False.
 
     Raises:
-      ValueError: as `train_batches`.
+      UserError: as `train_batches`.
     """
     options = read_options(dataset)
     _check_host(host_index, n_hosts, n_local_devices)
     if device_batch_size <= 0:
-        raise ValueError(f"device_batch_size={device_batch_size}: must be at least 1")
+        raise UserError(f"device_batch_size={device_batch_size}: must be at least 1")
     found = prepare.ensure(options.name, options.data_dir)
     split = spec.eval_split(found)
     n_examples = found.n_examples(split)
@@ -174,7 +175,7 @@ def _image_size(options: Options, found: Prepared) -> int:
 
 def _check_host(host_index: int, n_hosts: int, n_local_devices: int) -> None:
     if not 0 <= host_index < n_hosts or n_local_devices < 1:
-        raise ValueError(
+        raise UserError(
             f"host_index={host_index}, n_hosts={n_hosts}, n_local_devices={n_local_devices}: "
             "need 0 <= host_index < n_hosts and at least one device"
         )
@@ -185,7 +186,7 @@ def _checked(batch: Batch, found: Prepared) -> Batch:
     wrong = (batch["label"] < 0) | (batch["label"] >= found.n_classes)
     if wrong.any():
         counted_from = 1 if found.is_mlperf else 0
-        raise ValueError(
+        raise UserError(
             f"dataset.data_dir={found.directory}: holds the label "
             f"{batch['label'][wrong][0] + counted_from}, not one of {counted_from} to "
             f"{found.n_classes - 1 + counted_from}; prepare the data set again, or take another"

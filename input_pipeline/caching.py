@@ -2,6 +2,7 @@
 
 import itertools
 
+from errors import UserError
 from input_pipeline import records, sharding, spec
 from input_pipeline.host import tensorflow
 from input_pipeline.options import GIB, Options
@@ -13,7 +14,7 @@ HEADERS_SAMPLED = 64  # JPEG headers read to foretell the size of decoded images
 def check_limit(
     found: Prepared, options: Options, image_size: int, host_index: int, n_hosts: int
 ) -> None:
-    """Raises ValueError if what `options.cache` keeps on this host exceeds its limit."""
+    """Raises UserError if what `options.cache` keeps on this host exceeds its limit."""
     if options.cache == "none":
         return
     split = spec.eval_split(found)
@@ -22,7 +23,7 @@ def check_limit(
     image_bytes = 3 * image_size**2 * options.numpy_image_dtype.itemsize
     needed_bytes = train_bytes(found, options.cache, shard) + n_eval * image_bytes
     if needed_bytes > options.cache_limit_bytes:
-        raise ValueError(
+        raise UserError(
             f"dataset.cache={options.cache}: needs {needed_bytes / GIB:.3g} GiB on this host, more "
             f"than dataset.cache_limit_gib={options.cache_limit_gib:g}; raise it, use more hosts, "
             "or cache less (jpeg, none)"

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from errors import UserError
 from input_pipeline import mlperf
 from input_pipeline.host import tensorflow
 from input_pipeline.prepared import Prepared, shard_files
@@ -60,29 +61,29 @@ def listed(bad: list[BadExample]) -> str:
     return "; ".join(named) + (f"; and {len(bad) - MAX_NAMED} more" if len(bad) > MAX_NAMED else "")
 
 
-def corrupt(found: Prepared, bad: list[BadExample]) -> ValueError:
+def corrupt(found: Prepared, bad: list[BadExample]) -> UserError:
     """Returns the error that names the examples."""
-    return ValueError(
+    return UserError(
         f"dataset.data_dir={found.directory}: corrupt example {listed(bad)}; prepare it again "
         "from intact files, or train without it: dataset.on_corrupt=skip"
     )
 
 
-def unreadable(found: Prepared, split: str, error: Exception | None = None) -> ValueError:
+def unreadable(found: Prepared, split: str, error: Exception | None = None) -> UserError:
     """Returns the error for files that end early or hold fewer examples than promised."""
     remedy = "copy or prepare the data set again"
     for file, n_examples in zip(shard_files(found, split), found.shard_lengths[split], strict=True):
         try:
             n_records = mlperf.count_records(Path(file))
-        except (ValueError, OSError) as reason:
-            return ValueError(str(reason))
+        except (UserError, OSError) as reason:
+            return UserError(str(reason))
         if n_records != n_examples:
-            return ValueError(
+            return UserError(
                 f"dataset.data_dir: {file} holds {n_records} examples, its metadata say "
                 f"{n_examples}; {remedy}"
             )
     what = _first_line(error) if error else "fewer than the metadata say"
-    return ValueError(
+    return UserError(
         f"dataset.data_dir={found.directory}: {split} examples cannot be read: {what}; {remedy}"
     )
 

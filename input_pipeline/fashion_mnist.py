@@ -6,6 +6,8 @@ With both put back, the files pass tfds's own checksums.
 
 from pathlib import Path
 
+from errors import UserError
+
 MODIFIED_SECONDS = {"train": 1504176606, "t10k": 1504176627}  # since 1970, in upstream's headers
 FILES = tuple(
     f"{part}-{content}-ubyte.gz"
@@ -20,11 +22,11 @@ def restore_headers(source: Path, target: Path) -> None:
     """Writes the four files of `source` into `target`, with upstream's gzip headers.
 
     Raises:
-      ValueError: a file is missing.
+      UserError: a file is missing.
     """
     missing = [name for name in FILES if not (source / name).is_file()]
     if missing:
-        raise ValueError(
+        raise UserError(
             f"manual_dir={source}: {', '.join(missing)} missing; "
             "on Debian: apt-get install dataset-fashion-mnist, then "
             "--manual_dir=/usr/share/datasets/fashion-mnist"

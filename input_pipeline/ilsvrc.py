@@ -4,6 +4,7 @@ import shutil
 import tarfile
 from pathlib import Path
 
+from errors import UserError
 from input_pipeline.options import GIB
 from input_pipeline.prepared import SYNSET, is_local
 
@@ -24,7 +25,7 @@ def check(manual_dir: str, data_dir: str, is_subset: bool) -> str:
       is_subset: accept fewer synsets and images than the full set's.
 
     Raises:
-      ValueError: an archive is missing, truncated, or not what its name says; too little room.
+      UserError: an archive is missing, truncated, or not what its name says; too little room.
     """
     directory = Path(manual_dir)
     for name in (TRAIN, VAL):
@@ -50,15 +51,15 @@ def check(manual_dir: str, data_dir: str, is_subset: bool) -> str:
         return summary
     free_bytes = shutil.disk_usage(data_dir).free
     if free_bytes < DISK_FACTOR * n_bytes:
-        raise ValueError(
+        raise UserError(
             f"dataset.data_dir={data_dir}: {free_bytes / GIB:.1f} GiB free, "
             f"{DISK_FACTOR * n_bytes / GIB:.1f} GiB needed; make room or choose another"
         )
     return f"{summary}; {free_bytes / GIB:.0f} GiB free in {data_dir}"
 
 
-def _wrong(file: Path, what: str) -> ValueError:
-    return ValueError(
+def _wrong(file: Path, what: str) -> UserError:
+    return UserError(
         f"manual_dir: {file}: {what}; fetch it again from image-net.org/download-images"
     )
 
@@ -66,7 +67,7 @@ def _wrong(file: Path, what: str) -> ValueError:
 def _check_file(file: Path, is_subset: bool) -> None:
     expected = OFFICIAL_BYTES[file.name]
     if not file.is_file():
-        raise ValueError(
+        raise UserError(
             f"manual_dir={file.parent}: {file.name} ({expected:,} bytes) is missing; both "
             f"{TRAIN} and {VAL} must lie there, from image-net.org/download-images"
         )
@@ -76,7 +77,7 @@ def _check_file(file: Path, is_subset: bool) -> None:
             archive.seek(max(n_bytes - 2 * BLOCK_BYTES, 0))
             tail = archive.read()
     except PermissionError as error:
-        raise ValueError(f"manual_dir: {file}: no permission to read; grant it") from error
+        raise UserError(f"manual_dir: {file}: no permission to read; grant it") from error
     if n_bytes != expected and not is_subset:
         raise _wrong(
             file,

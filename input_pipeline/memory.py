@@ -10,6 +10,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from errors import UserError
 from input_pipeline import damage, prepared, randomness, sharding
 from input_pipeline.host import tensorflow
 from input_pipeline.options import check_averaged
@@ -21,13 +22,13 @@ LIMIT_BYTES = 256 * 2**20  # of decoded images, a split
 def fits(found: prepared.Prepared) -> bool:
     """Whether the images have one shape and a decoded training split stays within LIMIT_BYTES.
 
-    Raises ValueError for a set that neither fits nor consists of JPEGs, which can be streamed.
+    Raises UserError for a set that neither fits nor consists of JPEGs, which can be streamed.
     """
     shape = found.fixed_shape
     if shape and found.n_examples("train") * math.prod(shape) <= LIMIT_BYTES:
         return True
     if found.encoding != "jpeg":
-        raise ValueError(
+        raise UserError(
             f"dataset.name={found.name}: stored as {found.encoding} and, decoded, larger than "
             f"{LIMIT_BYTES:,} bytes or of varying shape; only sets of JPEGs can be streamed"
         )
@@ -93,7 +94,7 @@ def _decode(found: prepared.Prepared, split: str, image_size: int) -> tuple[np.n
 def mean_pool(images: np.ndarray, image_size: int) -> np.ndarray:
     """Averages uint8 [n, H, W, C] over squares to [n, image_size, image_size, C], to the nearest.
 
-    Raises ValueError unless H = W is a multiple of image_size.
+    Raises UserError unless H = W is a multiple of image_size.
     """
     n_images, height, width, n_channels = images.shape
     check_averaged(image_size, height, width)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from etils import epath
 
+from errors import UserError
 from input_pipeline.prepared import Prepared, check_shard
 
 SHARD = re.compile(r"(train|validation)-(\d{5})-of-(\d{5})")
@@ -24,7 +25,7 @@ def find(data_dir: str) -> Prepared | None:
     """Returns the TFRecords in `data_dir` as a prepared data set, or None if there are none.
 
     Raises:
-      ValueError: a shard is missing, empty, unreadable or truncated.
+      UserError: a shard is missing, empty, unreadable or truncated.
     """
     directory = Path(data_dir)
     if not directory.is_dir() or not any(SHARD.fullmatch(name) for name in os.listdir(directory)):
@@ -46,7 +47,7 @@ def _expected_files(directory: Path, split: str) -> list[Path]:
     matches = [SHARD.fullmatch(name) for name in os.listdir(directory)]
     totals = {int(match[3]) for match in matches if match and match[1] == split}
     if len(totals) != 1:
-        raise ValueError(
+        raise UserError(
             f"dataset.data_dir={directory}: expected one set of files {split}-*-of-*, found "
             f"{len(totals)}; put both splits, and nothing else of the kind, there"
         )
@@ -73,7 +74,7 @@ def _count_all(files: list[Path], directory: Path) -> dict[str, list[int]]:
 
 
 def count_records(file: Path) -> int:
-    """Returns the number of records, by their headers; ValueError if the file ends within one."""
+    """Returns the number of records, by their headers; UserError if the file ends within one."""
     size, position, n_records = file.stat().st_size, 0, 0
     with file.open("rb", buffering=0) as records:
         while position < size:
@@ -82,7 +83,7 @@ def count_records(file: Path) -> int:
             if len(header) == HEADER.size:
                 position += HEADER.size + HEADER.unpack(header)[0] + FOOTER_BYTES
             if len(header) < HEADER.size or position > size:
-                raise ValueError(
+                raise UserError(
                     f"dataset.data_dir: {file}: truncated or not a TFRecord file "
                     f"(record {n_records} ends after the file's {size} bytes); copy it again"
                 )

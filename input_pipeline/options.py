@@ -6,6 +6,8 @@ from dataclasses import dataclass, fields
 import ml_dtypes
 import numpy as np
 
+from errors import UserError
+
 FLIPPED = ("imagenet2012", "cifar10")  # a mirrored digit is another digit, or none
 GIB = 2**30
 
@@ -46,15 +48,15 @@ class Options:
     def __post_init__(self) -> None:
         for key, known in CHOICES.items():
             if getattr(self, key) not in known:
-                raise ValueError(
+                raise UserError(
                     f"dataset.{key}={getattr(self, key)!r}: must be one of {', '.join(known)}"
                 )
         if not 0 < self.crop_area_min <= 1:
-            raise ValueError(f"dataset.crop_area_min={self.crop_area_min}: must be in (0, 1]")
+            raise UserError(f"dataset.crop_area_min={self.crop_area_min}: must be in (0, 1]")
         for key in ("image_size", "shuffle_buffer_examples"):
             value = getattr(self, key)
             if value is not None and value < 1:
-                raise ValueError(f"dataset.{key}={value}: must be at least 1")
+                raise UserError(f"dataset.{key}={value}: must be at least 1")
 
     @property
     def flipped(self) -> bool:
@@ -77,25 +79,25 @@ CHOICES = {
 
 
 def check_averaged(image_size: int, height: int, width: int) -> None:
-    """ValueError unless images of height x width can be averaged over squares to image_size."""
+    """UserError unless images of height x width can be averaged over squares to image_size."""
     if height == width and height % image_size == 0:
         return
     sides = ", ".join(str(side) for side in range(height, 1, -1) if height % side == 0)
     remedy = f"use one of {sides}" if height == width else "small sets need square images"
-    raise ValueError(
+    raise UserError(
         f"dataset.image_size={image_size}: must divide the images' {height}x{width}; {remedy}"
     )
 
 
 def read_options(dataset: Mapping) -> Options:
-    """Returns the options in a mapping; ValueError for keys and values that make no sense."""
+    """Returns the options in a mapping; UserError for keys and values that make no sense."""
     known = [field.name for field in fields(Options)]
     for key in dataset:
         if key not in known:
-            raise ValueError(
+            raise UserError(
                 f"dataset.{key}={dataset[key]!r}: no such option; known: {', '.join(known)}"
             )
     for key in ("name", "data_dir"):
         if not dataset.get(key):
-            raise ValueError(f"dataset.{key}={dataset.get(key)!r}: must be given")
+            raise UserError(f"dataset.{key}={dataset.get(key)!r}: must be given")
     return Options(**dataset)

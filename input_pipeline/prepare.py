@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from etils import epath
 
+from errors import UserError
 from input_pipeline import fashion_mnist, ilsvrc, prepared
 from input_pipeline.host import tensorflow
 from input_pipeline.spec import EMBEDDED, KNOWN, locate, missing_message
@@ -34,12 +35,12 @@ def ensure(
       is_subset: accept archives of a part of ImageNet.
 
     Raises:
-      ValueError: unknown name; data that cannot be made here, with what to do.
+      UserError: unknown name; data that cannot be made here, with what to do.
     """
     found = locate(name, data_dir)
     if found is None:
         if name == "imagenet2012" and manual_dir is None:
-            raise ValueError(missing_message(name, data_dir))
+            raise UserError(missing_message(name, data_dir))
         _make_directory(data_dir)
         with _lock(name, data_dir):
             found = locate(name, data_dir)  # another process may have made it while we waited
@@ -60,7 +61,7 @@ def fetch_if_missing(name: str, data_dir: str) -> None:
     One that is there is not looked through, and what needs no fetching is made when it is read.
 
     Raises:
-      ValueError: as `ensure`.
+      UserError: as `ensure`.
     """
     if name in KNOWN and name not in EMBEDDED and locate(name, data_dir) is None:
         ensure(name, data_dir)
@@ -72,7 +73,7 @@ def _check_complete(found: prepared.Prepared | None) -> None:
         ("validation", KNOWN["imagenet2012"].n_eval_examples),
     ):
         if found and (n_found := found.n_examples(split)) != n_expected:
-            raise ValueError(
+            raise UserError(
                 f"dataset.data_dir={found.directory}: {n_found:,} {split} images prepared, not "
                 f"the {n_expected:,} of ImageNet; remove the directory and fetch the archives again"
             )
@@ -82,7 +83,7 @@ def _make_directory(data_dir: str) -> None:
     try:
         epath.Path(data_dir).mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ValueError(
+        raise UserError(
             f"dataset.data_dir={data_dir}: cannot be made: {error}; choose another"
         ) from error
 
@@ -109,7 +110,7 @@ def _lock(name: str, data_dir: str) -> Iterator[None]:
     try:
         file = path.open("w")
     except OSError as error:
-        raise ValueError(
+        raise UserError(
             f"dataset.data_dir={data_dir}: cannot be written: {error}; choose another"
         ) from error
     with file:
@@ -147,7 +148,7 @@ def _download_and_prepare(builder, name: str, data_dir: str, manual_dir: str | N
                 download_dir=os.path.join(data_dir, "downloads"), download_config=config
             )
     except download_manager.NonMatchingChecksumError as error:
-        raise ValueError(
+        raise UserError(
             f"dataset.name={name}: a file of {manual_dir or 'the download'} is not the "
             f"published one: {' '.join(str(error).split())}; fetch it again"
         ) from error
@@ -164,7 +165,7 @@ def _builder(name: str, data_dir: str):
     try:
         return tfds.builder(name, data_dir=data_dir)
     except (tfds.core.registered.DatasetNotFoundError, ValueError):
-        raise ValueError(  # without tfds's own text, which lists its six hundred data sets
+        raise UserError(  # without tfds's own text, which lists its six hundred data sets
             f"dataset.name={name}: neither known here ({', '.join(KNOWN)}) nor to tfds; "
             "check the spelling"
         ) from None
@@ -177,12 +178,12 @@ def _has_files(builder, manual_dir: str) -> bool:
 
 
 def _check_reachable(name: str, urls: list[str], data_dir: str) -> None:
-    """Raises ValueError in seconds if a download host is silent (tfds retries for minutes)."""
+    """Raises UserError in seconds if a download host is silent (tfds retries for minutes)."""
     for host in sorted({urlsplit(url).netloc for url in urls}):
         url = next(url for url in urls if urlsplit(url).netloc == host)
         reason = _why_unreachable(url)
         if reason:
-            raise ValueError(
+            raise UserError(
                 f"dataset.name={name}: cannot be downloaded: {host}: {reason}; connect this "
                 f"machine, or fetch the files elsewhere ({', '.join(sorted(urls))}) and run: "
                 f"python -m input_pipeline --name={name} --data_dir={data_dir} "

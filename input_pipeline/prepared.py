@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 
 from etils import epath
 
+from errors import UserError
+
 SYNSET = re.compile(r"n\d{8}")
 
 
@@ -32,7 +34,7 @@ class Prepared:
     def n_examples(self, split: str) -> int:
         n_examples = sum(self.shard_lengths.get(split, ()))
         if not n_examples:
-            raise ValueError(
+            raise UserError(
                 f"dataset.data_dir={self.directory}: the split {split!r} is empty or missing; "
                 f"found {sorted(self.shard_lengths)}; prepare the data set again"
             )
@@ -47,7 +49,7 @@ def shard_files(found: Prepared, split: str) -> list[epath.Path]:
 
 
 def check(found: Prepared) -> None:
-    """Raises ValueError if a file is missing, empty or unreadable, or the classes disordered."""
+    """Raises UserError if a file is missing, empty or unreadable, or the classes disordered."""
     for split in found.shard_lengths:
         for file in shard_files(found, split):
             check_shard(file)
@@ -56,21 +58,21 @@ def check(found: Prepared) -> None:
 
 
 def check_shard(file: epath.PathLike) -> None:
-    """Raises ValueError if one file of examples is missing, empty or unreadable."""
+    """Raises UserError if one file of examples is missing, empty or unreadable."""
     file = epath.Path(file)
     try:
         with file.open("rb") as opened:
             is_empty = not opened.read(1)
     except FileNotFoundError as error:
-        raise ValueError(
+        raise UserError(
             f"dataset.data_dir: {file} is missing; copy or prepare the data set again"
         ) from error
     except PermissionError as error:
-        raise ValueError(
+        raise UserError(
             f"dataset.data_dir: {file}: no permission to read; grant it (chmod a+r)"
         ) from error
     if is_empty:
-        raise ValueError(f"dataset.data_dir: {file} is empty; copy or prepare the data set again")
+        raise UserError(f"dataset.data_dir: {file} is empty; copy or prepare the data set again")
 
 
 def _check_synsets(found: Prepared) -> None:
@@ -79,7 +81,7 @@ def _check_synsets(found: Prepared) -> None:
     synsets = file.read_text().split() if file.exists() else []
     ordered = sorted(set(synsets)) == synsets
     if len(synsets) != 1000 or not ordered or not all(SYNSET.fullmatch(s) for s in synsets):
-        raise ValueError(
+        raise UserError(
             f"dataset.data_dir: {file}: not the 1000 synsets of ImageNet in order; "
             "prepare the data set again"
         )

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 from etils import epath
 
+from errors import UserError
 from input_pipeline import memory, mlperf, prepared, tfds_metadata
 from input_pipeline.options import Options, check_averaged, read_options
 
@@ -67,7 +68,7 @@ def eval_split(found: prepared.Prepared) -> str:
     for split in splits:
         if found.shard_lengths.get(split):
             return split
-    raise ValueError(
+    raise UserError(
         f"dataset.data_dir={found.directory}: no {' or '.join(splits)} split, or an empty one; "
         "prepare the data set again"
     )
@@ -80,7 +81,7 @@ def locate(name: str, data_dir: str) -> prepared.Prepared | None:
         if found is None and name == "imagenet2012" and prepared.is_local(data_dir):
             found = mlperf.find(data_dir)
     except PermissionError as error:
-        raise ValueError(
+        raise UserError(
             f"dataset.data_dir={data_dir}: no permission to read {error.filename}; grant it"
         ) from error
     return found
@@ -107,7 +108,7 @@ def describe(name: str, data_dir: str | None, **options) -> DatasetSpec:
       options: the other fields of `Options`.
 
     Raises:
-      ValueError: for an unknown data set, a missing or unreadable directory, an empty split.
+      UserError: for an unknown data set, a missing or unreadable directory, an empty split.
     """
     chosen = read_options({"name": name, "data_dir": data_dir or "unused", **options})
     if data_dir is None:
@@ -116,10 +117,10 @@ def describe(name: str, data_dir: str | None, **options) -> DatasetSpec:
     if found is None and name in KNOWN:
         # Made or fetched on first use. ImageNet cannot be.
         if name == "imagenet2012":
-            raise ValueError(missing_message(name, data_dir))
+            raise UserError(missing_message(name, data_dir))
         return _as_chosen(_known(name), chosen, name == "imagenet2012")
     if found is None:
-        raise ValueError(
+        raise UserError(
             f"dataset.name={name}: not a known data set ({', '.join(KNOWN)}) and not prepared in "
             f"dataset.data_dir={data_dir}; prepare another one of tfds with: "
             f"python -m input_pipeline --name={name} --data_dir={data_dir}"
@@ -129,7 +130,7 @@ def describe(name: str, data_dir: str | None, **options) -> DatasetSpec:
 
 def _known(name: str) -> DatasetSpec:
     if name not in KNOWN:
-        raise ValueError(f"dataset.name={name}: not a known data set; known: {', '.join(KNOWN)}")
+        raise UserError(f"dataset.name={name}: not a known data set; known: {', '.join(KNOWN)}")
     return KNOWN[name]
 
 
@@ -154,7 +155,7 @@ def _from_metadata(name: str, found: prepared.Prepared) -> DatasetSpec:
 def _as_chosen(spec: DatasetSpec, options: Options, streamed: bool) -> DatasetSpec:
     """Sets in memory (not `streamed`) are uint8, averaged over squares that divide their side."""
     if not streamed and options.image_dtype != "uint8":
-        raise ValueError(
+        raise UserError(
             f"dataset.image_dtype={options.image_dtype}: is for sets that are streamed; "
             f"{spec.name} is kept in memory as uint8; leave it out"
         )

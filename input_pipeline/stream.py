@@ -10,6 +10,7 @@ from functools import lru_cache
 import numpy as np
 from absl import logging
 
+from errors import UserError
 from input_pipeline import damage, preprocess, randomness, records, sharding
 from input_pipeline.host import Dataset, as_written, map_in_order, n_cores, tensorflow
 from input_pipeline.options import Options
@@ -33,7 +34,7 @@ def train_batches(
     """Yields host batches {image, label, mask, flip} without end, a new order every epoch.
 
     Raises:
-      ValueError: an example or a file cannot be read; the message names it.
+      UserError: an example or a file cannot be read; the message names it.
     """
     errors = damage.reading_errors()
     decode = train_image(options, seed, image_size)
@@ -89,7 +90,7 @@ def eval_batches(
     """Yields the shard's {image, label} in order; the last batch is as short as it comes.
 
     Raises:
-      ValueError: an example or a file cannot be read, whatever `on_corrupt` says.
+      UserError: an example or a file cannot be read, whatever `on_corrupt` says.
     """
     errors = damage.reading_errors()
     n_seen = 0
@@ -257,7 +258,7 @@ def _without(bad: list[damage.BadExample], batch: Batch, decode: Callable[[dict]
         except tensorflow().errors.InvalidArgumentError:
             is_bad[i] = True
     if is_bad.all():
-        raise ValueError(f"dataset.on_corrupt=skip: a whole batch is corrupt: {damage.listed(bad)}")
+        raise UserError(f"dataset.on_corrupt=skip: a whole batch is corrupt: {damage.listed(bad)}")
     good = np.flatnonzero(~is_bad)
     source = good[np.searchsorted(good, np.arange(len(is_bad)), side="right") - 1]
     return {key: value[source] for key, value in batch.items()}

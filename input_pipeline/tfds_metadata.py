@@ -5,6 +5,7 @@ import re
 
 from etils import epath
 
+from errors import UserError
 from input_pipeline.prepared import Prepared
 
 VERSION = re.compile(r"\d+\.\d+\.\d+")
@@ -28,7 +29,7 @@ def find(name: str, data_dir: str) -> Prepared | None:
         return None
     found = read(max(versions, key=lambda path: tuple(map(int, path.name.split(".")))))
     if found.name != name.split("/")[0]:
-        raise ValueError(
+        raise UserError(
             f"dataset.data_dir={data_dir}: {found.directory} holds {found.name}, not {name}; "
             "point it at the right directory"
         )
@@ -36,7 +37,7 @@ def find(name: str, data_dir: str) -> Prepared | None:
 
 
 def read(directory: epath.PathLike) -> Prepared:
-    """Returns what the metadata in `directory` say; ValueError if unreadable or of no use."""
+    """Returns what the metadata in `directory` say; UserError if unreadable or of no use."""
     directory = epath.Path(directory)
     try:
         info = json.loads((directory / "dataset_info.json").read_text())
@@ -59,12 +60,12 @@ def read(directory: epath.PathLike) -> Prepared:
     except PermissionError:
         raise  # told like any other file without permission
     except (OSError, KeyError, ValueError, TypeError, AttributeError) as error:
-        raise ValueError(
+        raise UserError(
             f"dataset.data_dir={directory}: not a prepared image classification set (features "
             f"'image' and 'label'): {error!r}; prepare it again or choose another"
         ) from error
     if file_format != "tfrecord":
-        raise ValueError(
+        raise UserError(
             f"dataset.data_dir={directory}: its files are {file_format}, which tf.data does "
             "not read; prepare it again as tfrecord, which is tfds's default"
         )

@@ -12,6 +12,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from errors import DONE, USER_ERROR, UserError
 from launch import gcloud, jobset, sbatch
 from one_line_parser import OneLineParser
 from pod import topologies
@@ -44,7 +45,7 @@ def render(options: argparse.Namespace) -> str:
     """The script or manifest.
 
     Raises:
-      ValueError: a topology or a count that cannot be.
+      UserError: a topology or a count that cannot be.
     """
     command = [".venv/bin/python", "reproduce.py", "--distributed", *options.arguments]
     if options.kind == "gcloud":
@@ -57,10 +58,10 @@ def render(options: argparse.Namespace) -> str:
 def main(argv: Sequence[str]) -> int:
     try:
         print(render(parser().parse_args(argv)), end="")
-    except ValueError as e:
+    except UserError as e:
         print(f"error: {e}", file=sys.stderr)
-        return 2
-    return 0
+        return USER_ERROR
+    return DONE
 
 
 if __name__ == "__main__":

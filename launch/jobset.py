@@ -4,6 +4,7 @@ import json
 import shlex
 from collections.abc import Sequence
 
+from errors import UserError
 from pod.topologies import Topology
 
 ACCELERATORS = {  # the label cloud.google.com/gke-tpu-accelerator
@@ -22,17 +23,17 @@ def manifest(topology: Topology, image: str, command: Sequence[str]) -> str:
     A host that ends with 75 (preempted), or dies, restarts the whole set, which continues.
 
     Raises:
-      ValueError: a generation that GKE does not have (v2, v3), or not whole hosts.
+      UserError: a generation that GKE does not have (v2, v3), or not whole hosts.
     """
     generation = topology.generation.accelerator
     if generation not in ACCELERATORS:
-        raise ValueError(
+        raise UserError(
             f"topology={topology.name}: Kubernetes has {', '.join(ACCELERATORS)} only; "
             "for v2 and v3: python -m launch gcloud"
         )
     hosts = max(1, topology.n_chips // CHIPS_PER_HOST)
     if hosts * CHIPS_PER_HOST < topology.n_chips:
-        raise ValueError(
+        raise UserError(
             f"topology={topology.name}: {topology.n_chips} chips are no whole number of hosts of "
             f"{CHIPS_PER_HOST}; take another slice"
         )

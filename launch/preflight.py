@@ -19,6 +19,7 @@ from ml_collections import ConfigDict
 import joining
 from configs import command_line
 from configs import plan as plans
+from errors import DONE, USER_ERROR, UserError
 from input_pipeline import DatasetSpec
 from input_pipeline.options import GIB
 from sweeps import runs
@@ -27,12 +28,12 @@ LOG_GIB = 0.05  # of a run: events, curves, MLPerf log
 
 
 def check_devices(wanted: int) -> None:
-    """Raises ValueError unless JAX sees exactly that many devices, as many on each host."""
+    """Raises UserError unless JAX sees exactly that many devices, as many on each host."""
     import jax
 
     devices, hosts = jax.devices(), jax.process_count()
     if len(devices) != wanted:
-        raise ValueError(
+        raise UserError(
             f"devices={wanted}: {len(devices)} ({devices[0].device_kind}) found on {hosts} "
             f"host(s); the published runs took a TPU v3-256 (256 cores, 32 hosts). Start this on "
             "every host of such a pod (python -m launch --help), or say --devices=N and, where "
@@ -41,7 +42,7 @@ def check_devices(wanted: int) -> None:
 
 
 def check_data(config: ConfigDict, is_subset: bool) -> DatasetSpec:
-    """The recipe's data set; ValueError unless it is there, with all files and all examples."""
+    """The recipe's data set; UserError unless it is there, with all files and all examples."""
     import jax
 
     import input_pipeline
@@ -57,7 +58,7 @@ def check_data(config: ConfigDict, is_subset: bool) -> DatasetSpec:
     for split in ("n_train_examples", "n_eval_examples"):
         there = getattr(found, split)
         if published and there != getattr(published, split) and not is_subset:
-            raise ValueError(
+            raise UserError(
                 f"dataset.data_dir={dataset['data_dir']}: {split}={there:,}, the full set has "
                 f"{getattr(published, split):,}; prepare all of it, or say --subset"
             )
@@ -72,7 +73,7 @@ def check_data(config: ConfigDict, is_subset: bool) -> DatasetSpec:
 
 
 def check_disk(out: str, needed_gib: float) -> None:
-    """Raises ValueError if a local OUT has less room than the runs that are left need."""
+    """Raises UserError if a local OUT has less room than the runs that are left need."""
     if "://" in out:
         return
     folder = pathlib.Path(out).absolute()
@@ -80,7 +81,7 @@ def check_disk(out: str, needed_gib: float) -> None:
         folder = folder.parent
     free_gib = shutil.disk_usage(folder).free / GIB
     if free_gib < needed_gib:
-        raise ValueError(
+        raise UserError(
             f"out={out}: {free_gib:.1f} GiB free, {needed_gib:.1f} GiB needed for the checkpoints "
             "of the runs that are left; make room, or keep fewer with --config.keep_checkpoints=1"
         )
@@ -103,7 +104,7 @@ def check(options: Any, overrides: Sequence[str]) -> dict[str, Any]:
     """Checks everything on all hosts; returns {host, n_hosts, device_kind, needed_gib}.
 
     Raises:
-      ValueError: on all hosts, for the first thing that is missing on any.
+      UserError: on all hosts, for the first thing that is missing on any.
     """
     import jax
 
@@ -149,9 +150,9 @@ def main(argv: Sequence[str]) -> int:
         values([a for a in argv if a not in overrides])
         joining.join(values)
         found = check(values, overrides)
-    except (ValueError, flags.Error) as e:
+    except (UserError, flags.Error) as e:
         print(f"error: {e}", file=sys.stderr)
-        return 2
+        return USER_ERROR
     pathlib.Path(values.facts).write_text(json.dumps(found))
     if found["host"] == 0:
         print(
@@ -159,7 +160,7 @@ def main(argv: Sequence[str]) -> int:
             f"data complete, versions equal, {found['needed_gib']:.1f} GiB for checkpoints",
             flush=True,
         )
-    return 0
+    return DONE
 
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@
 import shlex
 from collections.abc import Sequence
 
+from errors import UserError
+
 SECONDS_TO_SAVE = 120  # between SIGTERM and the end of the job's time
 
 
@@ -13,7 +15,7 @@ def script(hosts: int, devices_per_host: int, hours: int, command: Sequence[str]
     `make setup` there.
 
     Raises:
-      ValueError: a count below 1.
+      UserError: a count below 1.
     """
     for field, value in (
         ("hosts", hosts),
@@ -21,7 +23,7 @@ def script(hosts: int, devices_per_host: int, hours: int, command: Sequence[str]
         ("hours", hours),
     ):
         if value < 1:
-            raise ValueError(f"{field}={value}: needs at least 1")
+            raise UserError(f"{field}={value}: needs at least 1")
     return f"""\
 #!/bin/bash
 #SBATCH --job-name=reproduce

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import pod_plan
 from configs import command_line
+from errors import DONE, USER_ERROR, UserError
 from one_line_parser import OneLineParser
 from pod import document, predict, summary, topologies
 
@@ -52,10 +53,10 @@ def main(argv: Sequence[str]) -> int:
         plans = [json.loads(file.read_text()) for file in found if file.exists()]
         speed = topology.generation.interconnect_bytes_per_second / 1e9
         document.write(out, plans, speed)
-    except (ValueError, OSError) as e:
+    except (UserError, OSError) as e:
         print(f"error: {e}", file=sys.stderr)
-        return 2
-    return 0
+        return USER_ERROR
+    return DONE
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from ml_collections import ConfigDict
 
 from configs import command_line
 from configs import plan as plans
+from errors import DONE, USER_ERROR, UserError
 from pod import cycles, topologies
 
 MIB = 2**20
@@ -46,7 +47,7 @@ def devices_of(topology: topologies.Topology) -> tuple[Any, ...]:
     """The devices that the compiler knows for a topology.
 
     Raises:
-      ValueError: libtpu is not installed, or knows no such slice.
+      UserError: libtpu is not installed, or knows no such slice.
     """
     from jax.experimental import topologies as jax_topologies
 
@@ -58,7 +59,7 @@ def devices_of(topology: topologies.Topology) -> tuple[Any, ...]:
             import libtpu  # noqa: F401
         except ImportError:
             reason = "libtpu is not installed; install it with: make setup EXTRA=tpu"
-        raise ValueError(f"topology={topology.name}: {reason}") from e
+        raise UserError(f"topology={topology.name}: {reason}") from e
     return tuple(found.devices)
 
 
@@ -69,7 +70,7 @@ def measure(config: ConfigDict, topology: topologies.Topology, hlo: str = "") ->
       hlo: folder for the compiled programs as text; "": not written.
 
     Raises:
-      ValueError: the batch does not divide over the devices, or the topology is not known.
+      UserError: the batch does not divide over the devices, or the topology is not known.
     """
     import jax
 
@@ -169,7 +170,7 @@ def exceeded(message: str) -> dict[str, float]:
     """Needed and exceeding MiB from the compiler's message.
 
     Raises:
-      ValueError: the message has no such figures.
+      UserError: the message has no such figures.
     """
     units = {"K": 1 / 1024, "M": 1.0, "G": 1024.0}
     for pattern in OUT_OF_MEMORY:
@@ -178,7 +179,7 @@ def exceeded(message: str) -> dict[str, float]:
             used, unit, there, other = figures.groups()
             needed, available = float(used) * units[unit], float(there) * units[other]
             return {"needed_mib": needed, "exceeded_mib": needed - available}
-    raise ValueError(f"the compiler ran out of memory and does not say how much: {message}")
+    raise UserError(f"the compiler ran out of memory and does not say how much: {message}")
 
 
 def _libtpu_version() -> str:
@@ -196,11 +197,11 @@ def main(argv: Sequence[str]) -> int:
         config = command_line.parse(argv, values)
         plans.validate(config)
         found = measure(config, topologies.parse(values.topology), values.hlo)
-    except ValueError as e:
+    except UserError as e:
         print(f"error: {e}", file=sys.stderr)
-        return 2
+        return USER_ERROR
     pathlib.Path(values.json).write_text(json.dumps(found, indent=2) + "\n")
-    return 0
+    return DONE
 
 
 if __name__ == "__main__":

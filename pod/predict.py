@@ -8,6 +8,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from errors import UserError
 from reporting import published
 
 ANCHOR = "lars:mlperf_v07"
@@ -71,14 +72,14 @@ def predictions(plans: Sequence[Mapping[str, Any]]) -> list[Prediction]:
     """One prediction for each plan that fits.
 
     Raises:
-      ValueError: the anchor's plan is missing.
+      UserError: the anchor's plan is missing.
     """
     known = published_seconds()
     fitting = [plan for plan in plans if plan["train_step"]["fits"]]
     there = [plan for plan in fitting if plan["topology"] == PUBLISHED_TOPOLOGY]
     anchors = [run_seconds(plan) for plan in there if plan["recipe"] == ANCHOR]
     if len(there) > len(anchors) == 0:
-        raise ValueError(f"recipe={ANCHOR}: has no plan here, and all others are anchored on it")
+        raise UserError(f"recipe={ANCHOR}: has no plan here, and all others are anchored on it")
 
     def predicted(plan: Mapping[str, Any]) -> Prediction:
         estimate, is_there = run_seconds(plan), plan["topology"] == PUBLISHED_TOPOLOGY

@@ -4,6 +4,8 @@ import dataclasses
 import math
 import re
 
+from errors import UserError
+
 INTERCONNECT_EFFICIENCY = 0.5  # an assumption
 
 
@@ -70,11 +72,11 @@ def parse(name: str) -> Topology:
     """'v3:16x8' -> 128 chips, 256 devices.
 
     Raises:
-      ValueError: no such generation, or no sizes.
+      UserError: no such generation, or no sizes.
     """
     generation, _, sizes = name.partition(":")
     if generation not in GENERATIONS or not re.fullmatch(r"[1-9]\d*(x[1-9]\d*){1,2}", sizes):
-        raise ValueError(
+        raise UserError(
             f"topology={name}: needs a generation ({', '.join(GENERATIONS)}) and the chips along "
             "each axis, as v3:16x8 (128 chips, 256 cores) or v4:4x4x8"
         )

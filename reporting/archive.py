@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from errors import UserError
 from reporting import curves, run_folder
 from reporting.runs import Run, read_json
 
@@ -25,7 +26,7 @@ def text(root: Path, folders: Iterable[Path]) -> str:
     """Returns the archive of these run folders below `root`.
 
     Raises:
-      ValueError, OSError: a file that is missing or cannot be read.
+      UserError, OSError: a file that is missing or cannot be read.
     """
     groups: dict[Path, list[Path]] = {}
     for folder in sorted(folders):
@@ -38,7 +39,7 @@ def is_study(folder: Path) -> bool:
     """Whether a folder holds an archive, and so a page that is written from it."""
     try:
         return {"format", "groups"} <= set(read_json(folder / NAME))
-    except (OSError, ValueError):
+    except (OSError, UserError):
         return False
 
 
@@ -66,18 +67,18 @@ def read(path: Path) -> list[Run | tuple[str, str, str | None]]:
     A run that is wrong is (its path, what is wrong, its recipe) in its place.
 
     Raises:
-      ValueError: the file is no such archive.
+      UserError: the file is no such archive.
     """
     content = read_json(path)
     if content.get("format") != FORMAT:
-        raise ValueError(f"{path.name}: format={content.get('format')!r}, {FORMAT} is known")
+        raise UserError(f"{path.name}: format={content.get('format')!r}, {FORMAT} is known")
     found: list[Run | tuple[str, str, str | None]] = []
     try:
         for group in content["groups"]:
             for name, own in group["runs"].items():
                 found.append(_read(str(path.parent / name), group, own))
     except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path.name}: not an archive of runs ({error!r})") from error
+        raise UserError(f"{path.name}: not an archive of runs ({error!r})") from error
     return found
 
 
@@ -88,5 +89,5 @@ def _read(
     curve = None if own["curve"] is None else "\n".join(own["curve"])
     try:
         return run_folder.check_run(name, record, config, curve)
-    except ValueError as error:
+    except UserError as error:
         return name, str(error), str(record.get("recipe") or "") or None

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from errors import DONE, USER_ERROR, UserError
 from pod import predict
 from reporting import markdown_table, output, published
 from reporting.runs import read_json
@@ -127,10 +128,10 @@ def replaced(page: str, begin: str, end: str, content: str) -> str:
     """The page with other content between its two markers.
 
     Raises:
-      ValueError: they do not stand there once each, in this order.
+      UserError: they do not stand there once each, in this order.
     """
     if (page.count(begin), page.count(end)) != (1, 1) or page.index(begin) > page.index(end):
-        raise ValueError(f"needs {begin} and, after it, {end}, each once")
+        raise UserError(f"needs {begin} and, after it, {end}, each once")
     return f"{page[: page.index(begin)]}{begin}\n{content}\n{page[page.index(end) :]}"
 
 
@@ -138,10 +139,10 @@ def write(page: Path, inserted: Callable[[str], str]) -> int:
     """Writes a page anew; returns the exit status: 0, or 2 after one message for the user."""
     try:
         output.write({page: inserted(page.read_text("utf-8"))})
-    except (OSError, ValueError) as error:
+    except (OSError, UserError) as error:
         print(f"error: {page.name}: {error}", file=sys.stderr)
-        return 2
-    return 0
+        return USER_ERROR
+    return DONE
 
 
 def inserted(readme: str) -> str:

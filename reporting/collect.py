@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from errors import UserError
 from reporting import archive, manifest, mlperf_log
 from reporting.run_folder import read_run
 from reporting.runs import Run, read_json
@@ -32,7 +33,7 @@ def collect(roots: Iterable[Path]) -> tuple[list[Run], list[Problem]]:
     A folder with run.json is a run of ours and its result.txt is not read again; elsewhere
     result*.txt are MLPerf logs and runs.json is an archive of runs. What a sweep's manifest names
     and is not there is a problem too.
-    A root that does not exist is a ValueError.
+    A root that does not exist is a UserError.
     """
     runs: list[Run] = []
     problems: list[Problem] = []
@@ -51,7 +52,7 @@ def collect(roots: Iterable[Path]) -> tuple[list[Run], list[Problem]]:
                 runs.append(read_run(path))
             else:
                 runs += mlperf_log.read_log(path)
-        except ValueError as error:
+        except UserError as error:
             problems.append(Problem(str(path), str(error), _recipe(path)))
         except FileNotFoundError:
             problems.append(Problem(str(path), "no run.json: not finished", _recipe(path)))
@@ -66,7 +67,7 @@ def _places(roots: Iterable[Path]) -> Iterator[Path]:
         if root.is_file():
             yield root
         elif not root.is_dir():
-            raise ValueError(f"DIR={root}: there is no such folder; give folders of runs or logs")
+            raise UserError(f"DIR={root}: there is no such folder; give folders of runs or logs")
         for folder, folders, names in os.walk(root, followlinks=False):
             folders[:] = [name for name in folders if name[0] != "." and name != CHECKPOINTS]
             here = Path(folder)
@@ -97,7 +98,7 @@ def _recipe(path: Path) -> str | None:
     """Returns the recipe of a folder that has no readable run.json, if its config tells."""
     try:
         return str(read_json(path / "config.json").get("recipe") or "") or None
-    except (OSError, ValueError):
+    except (OSError, UserError):
         return None
 
 

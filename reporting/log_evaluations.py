@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from errors import UserError
 from reporting.mllog import Line, Log, as_number
 
 
@@ -32,7 +33,7 @@ def evaluations(log: Log, name: str) -> list[Evaluation]:
             same = [e for e in found if e.epoch == new.epoch and new.epoch is not None]
             # A short last block may round to the epoch before; without one it is a contradiction.
             if any(e.accuracy != new.accuracy and e.n_blocks == n_blocks for e in same):
-                raise ValueError(f"{name}: two different accuracies at epoch {new.epoch:g}")
+                raise UserError(f"{name}: two different accuracies at epoch {new.epoch:g}")
             found += [] if any(e.accuracy == new.accuracy for e in same) else [new]
     return found
 
@@ -44,7 +45,7 @@ def _accuracy(line: Line, name: str) -> float:
         value = known[0] if known else None
     number = as_number(value)
     if number is None or not 0 <= number <= 1:
-        raise ValueError(f"{name}: eval_accuracy={line.value!r} is not a fraction in [0, 1]")
+        raise UserError(f"{name}: eval_accuracy={line.value!r} is not a fraction in [0, 1]")
     return number
 
 

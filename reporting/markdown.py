@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from errors import UserError
 from reporting import figures, html, provenance, screen
 from reporting.markdown_table import table
 from reporting.rows import Row
@@ -167,7 +168,7 @@ def _tuning(files: Sequence[Path], rows: Sequence[Row]) -> Iterator[str]:
             fresh &= not {int(s) for trial in trials for s in trial["final_accuracy"]} & seeds
             alike &= len({len(of["trials"]) for of in found.values()}) == 1
         except (KeyError, TypeError, AttributeError, IndexError, ValueError, OverflowError) as e:
-            raise ValueError(f"{file}: not what sweep.py --trials writes ({e!r})") from e
+            raise UserError(f"{file}: not what sweep.py --trials writes ({e!r})") from e
         untuned -= set(found)
     yield "## Tuning\n"
     number = "the same number" if alike and not untuned else "NOT the same number"
@@ -187,7 +188,7 @@ def _chosen(recipe: str, found: Mapping[str, Any]) -> list[str]:
     """Returns the cells of one recipe's trials; none is chosen where none was finished.
 
     Raises:
-      ValueError: the chosen trial is not the best, or an accuracy is none.
+      UserError: the chosen trial is not the best, or an accuracy is none.
     """
     trials, number = found["trials"], found["chosen"]
     n_seeds = [len(trial["final_accuracy"]) for trial in trials]
@@ -195,11 +196,11 @@ def _chosen(recipe: str, found: Mapping[str, Any]) -> list[str]:
     cells = [recipe, str(len(trials)), " to ".join(map(str, ends))]
     medians = [trial["median"] for trial in trials if trial["median"] is not None]
     if any(not 0 <= median <= 1 for median in medians):
-        raise ValueError(f"{recipe}: a median accuracy outside of 0 to 1")
+        raise UserError(f"{recipe}: a median accuracy outside of 0 to 1")
     if number is None:
         return [*cells, "none", "-"]
     if number < 0 or trials[number]["median"] != max(medians):
-        raise ValueError(f"{recipe}: chosen={number} is not the best trial")
+        raise UserError(f"{recipe}: chosen={number} is not the best trial")
     values = ", ".join(f"{k.split('.')[-1]} {v:g}" for k, v in trials[number]["values"].items())
     return [*cells, values, screen.fraction(trials[number]["median"])]
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from errors import UserError
+
 TOKEN = ":::MLLOG"
 AFTER_TOKEN = re.compile(rf"{TOKEN}\s*")
 # Keys that open a run: after an evaluation or a run_stop they belong to the next run in the file.
@@ -47,12 +49,12 @@ def read(path: Path) -> list[Log]:
     """Returns one Log a run: several runs in one file are told apart.
 
     Raises:
-      ValueError: there is no readable `:::MLLOG` line.
+      UserError: there is no readable `:::MLLOG` line.
     """
     with path.open(encoding="utf-8", errors="replace") as file:
         logs = split(parse(file))
     if not any(log.lines for log in logs):
-        raise ValueError(f"{path.name}: no readable {TOKEN} line: empty, or not an MLPerf log")
+        raise UserError(f"{path.name}: no readable {TOKEN} line: empty, or not an MLPerf log")
     return logs
 
 

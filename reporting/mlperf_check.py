@@ -20,6 +20,7 @@ from pathlib import Path
 from mlperf_logging.compliance_checker import mlp_compliance
 from mlperf_logging.rcp_checker import rcp_checker
 
+from errors import USER_ERROR, UserError
 from one_line_parser import OneLineParser
 from reporting import mllog
 from reporting.mlperf_log import TRAIN_EXAMPLES
@@ -48,16 +49,16 @@ def find(roots: Sequence[Path]) -> list[LogFile]:
     """Returns the logs below `roots`: result.txt of our runs, result_*.txt of submissions.
 
     Raises:
-      ValueError: a missing folder, or no log at all.
+      UserError: a missing folder, or no log at all.
     """
     found = []
     for root in roots:
         if not root.is_dir():
-            raise ValueError(f"DIR={root}: there is no such folder; give a folder of runs")
+            raise UserError(f"DIR={root}: there is no such folder; give a folder of runs")
         found += [_describe(path) for path in sorted(root.rglob("result*.txt"))]
     if not found:
         places = " ".join(map(str, roots))
-        raise ValueError(f"DIR={places}: no result.txt below it; give a folder of finished runs")
+        raise UserError(f"DIR={places}: no result.txt below it; give a folder of finished runs")
     return found
 
 
@@ -145,9 +146,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.disable(logging.CRITICAL)  # the checkers log to the root logger as they go
     try:
         lines, passes = check(options.dirs)
-    except ValueError as error:
+    except UserError as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2
+        return USER_ERROR
     finally:
         logging.disable(logging.NOTSET)
     print("\n".join(lines))

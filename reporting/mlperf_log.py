@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from errors import UserError
 from reporting import log_evaluations, log_steps, mllog
 from reporting.curves import Point
 from reporting.log_evaluations import Evaluation
@@ -28,7 +29,7 @@ def read_log(path: Path) -> list[Run]:
     """Returns the runs in one result file.
 
     Raises:
-      ValueError: not an MLPerf log, another benchmark's, or numbers that cannot be.
+      UserError: not an MLPerf log, another benchmark's, or numbers that cannot be.
     """
     logs = mllog.read(path)
     return [_run(path, log, f" run {i}" if len(logs) > 1 else "") for i, log in enumerate(logs, 1)]
@@ -38,7 +39,7 @@ def _run(path: Path, log: Log, part: str) -> Run:
     header, flags = _header(log)
     benchmark = header.get("submission_benchmark")
     if benchmark is not None and str(benchmark).lower() not in ("resnet", "resnet50"):
-        raise ValueError(f"{path.name}{part}: a log of {benchmark!r}, not of resnet")
+        raise UserError(f"{path.name}{part}: a log of {benchmark!r}, not of resnet")
     flags += _other_data(header, f"{path.name}{part}")
     if benchmark is None:
         flags.append("submission_benchmark is not logged: taken as resnet")
@@ -118,7 +119,7 @@ def _other_data(header: dict[str, Any], name: str) -> list[str]:
         if number is None or number == expected:
             continue
         if key == "train_samples" and abs(number / expected - 1) > 0.02:
-            raise ValueError(f"{name}: train_samples={number:.0f}: not ImageNet")
+            raise UserError(f"{name}: train_samples={number:.0f}: not ImageNet")
         flags.append(f"{key}={number:.0f} is logged, ImageNet has {expected}")
     return flags
 
@@ -136,7 +137,7 @@ def _batch(header: dict[str, Any], name: str) -> int | None:
     value = header.get("global_batch_size")
     number = as_number(value)
     if value is not None and (number is None or number < 1 or number != int(number)):
-        raise ValueError(f"{name}: global_batch_size={value!r} is not a batch size")
+        raise UserError(f"{name}: global_batch_size={value!r} is not a batch size")
     return None if number is None else int(number)
 
 

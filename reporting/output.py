@@ -10,7 +10,7 @@ def write(texts: Mapping[Path, str]) -> None:
     """Writes every text as UTF-8 beside its file, then renames them all.
 
     Raises:
-      ValueError: a text that is no UTF-8 (as half a surrogate pair); nothing was written.
+      UserError: a text that is no UTF-8 (as half a surrogate pair); nothing was written.
       OSError: a folder is missing, read-only or full; the files are the old ones.
     """
     contents = {path: text.encode("utf-8") for path, text in texts.items()}

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from errors import UserError
 from reporting import curves
 from reporting.curves import Point
 from reporting.runs import TIE_TOLERANCE, Run, read_json
@@ -17,20 +18,20 @@ ACCURACY_TOLERANCE = 1e-6
 
 
 def number(record: Mapping[str, Any], key: str, lo: float, hi: float) -> float | None:
-    """Returns record[key] as a float in [lo, hi], None if absent or null, else ValueError."""
+    """Returns record[key] as a float in [lo, hi], None if absent or null, else UserError."""
     value = record.get(key)
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not lo <= value <= hi:
-        raise ValueError(f"run.json: {key}={value!r} is not a number in [{lo:g}, {hi:g}]")
+        raise UserError(f"run.json: {key}={value!r} is not a number in [{lo:g}, {hi:g}]")
     return float(value)
 
 
 def whole(record: Mapping[str, Any], key: str, lo: int) -> int | None:
-    """Returns record[key] as an int >= lo, None if absent or null, else ValueError."""
+    """Returns record[key] as an int >= lo, None if absent or null, else UserError."""
     value = number(record, key, lo, 2**53)
     if value is not None and value != int(value):
-        raise ValueError(f"run.json: {key}={value!r} is not a whole number")
+        raise UserError(f"run.json: {key}={value!r} is not a whole number")
     return None if value is None else int(value)
 
 
@@ -38,7 +39,7 @@ def read_run(folder: Path) -> Run:
     """Reads run.json, curve.csv and config.json of one run.
 
     Raises:
-      ValueError: one line that says what is wrong; such a run is shown and counted nowhere.
+      UserError: one line that says what is wrong; such a run is shown and counted nowhere.
     """
     record = read_json(folder / "run.json")
     config = read_json(folder / "config.json") if (folder / "config.json").exists() else {}
@@ -48,12 +49,12 @@ def read_run(folder: Path) -> Run:
 def check_run(
     path: str, record: dict[str, Any], config: dict[str, Any], curve_text: str | None
 ) -> Run:
-    """Returns the run that these contents of its files tell; ValueError as `read_run`."""
+    """Returns the run that these contents of its files tell; UserError as `read_run`."""
     missing = [key for key in REQUIRED if record.get(key) is None]
     if missing:
-        raise ValueError(f"run.json: without {', '.join(missing)}")
+        raise UserError(f"run.json: without {', '.join(missing)}")
     if record["status"] not in STATUSES:
-        raise ValueError(f"run.json: status={record['status']!r}, known: {', '.join(STATUSES)}")
+        raise UserError(f"run.json: status={record['status']!r}, known: {', '.join(STATUSES)}")
     _agree(record, config)
     flags = list(_flags_of(record, config))
     curve, notes = curves.parse(curve_text, may_be_cut=record["status"] != "done")
@@ -67,7 +68,7 @@ def check_run(
     final, last = _final_accuracy(record, curve, total_steps, steps_to_target, config)
     try:
         seconds = number(record, "seconds_to_target", 0, 1e9)
-    except ValueError as error:
+    except UserError as error:
         seconds, flags = None, [*flags, f"time left out ({error})"]
     return Run(
         path=path,
@@ -93,10 +94,10 @@ def check_run(
 
 
 def _agree(record: Mapping[str, Any], config: Mapping[str, Any]) -> None:
-    """Raises ValueError if the two files of a run tell of different runs."""
+    """Raises UserError if the two files of a run tell of different runs."""
     for key in ("recipe", "seed", "global_batch_size", "target_accuracy", "total_steps"):
         if key in config and key in record and config[key] != record[key]:
-            raise ValueError(
+            raise UserError(
                 f"run.json says {key}={record[key]!r}, config.json says {config[key]!r}: "
                 "files of two runs?"
             )
@@ -105,7 +106,7 @@ def _agree(record: Mapping[str, Any], config: Mapping[str, Any]) -> None:
 def _word(record: Mapping[str, Any], key: str) -> str:
     value = record[key]
     if not isinstance(value, str) or not value.strip() or not value.isprintable():
-        raise ValueError(f"run.json: {key}={value!r} is not a name")
+        raise UserError(f"run.json: {key}={value!r} is not a name")
     return value
 
 
@@ -114,7 +115,7 @@ def _flags_of(record: Mapping[str, Any], config: Mapping[str, Any]) -> list[str]
     for kind in ("unverified", "assumed"):
         names = record.get(kind, config.get(kind)) or []
         if not isinstance(names, list | tuple):
-            raise ValueError(f"run.json: {kind}={names!r} is not a list of field names")
+            raise UserError(f"run.json: {kind}={names!r} is not a list of field names")
         if names:
             flags.append(f"{kind}: {', '.join(map(str, names))}")
     if not config:
@@ -127,12 +128,12 @@ def _steps_to_target(
 ) -> int | None:
     claimed = whole(record, "steps_to_target", 1)
     if claimed is not None and claimed > total_steps:
-        raise ValueError(f"run.json: steps_to_target={claimed} lies after the {total_steps} steps")
+        raise UserError(f"run.json: steps_to_target={claimed} lies after the {total_steps} steps")
     if not curve:
         return claimed
     found = next((p.step for p in curve if p.accuracy >= target - TIE_TOLERANCE), None)
     if claimed != found:
-        raise ValueError(
+        raise UserError(
             f"run.json says steps_to_target={claimed}, curve.csv says {found}: contradictory"
         )
     return found
@@ -153,16 +154,16 @@ def _final_accuracy(
     stopped = bool(config.get("stop_at_target")) and steps_to_target is not None
     if not curve:
         if claimed is None:
-            raise ValueError("run.json: status=done without final_accuracy, and no curve.csv")
+            raise UserError("run.json: status=done without final_accuracy, and no curve.csv")
         return (None if stopped and steps_to_target != total_steps else claimed), last
     if curve[-1].step > total_steps:
-        raise ValueError(f"curve.csv: step {curve[-1].step} lies after the {total_steps} steps")
+        raise UserError(f"curve.csv: step {curve[-1].step} lies after the {total_steps} steps")
     if claimed is not None and abs(claimed - curve[-1].accuracy) > ACCURACY_TOLERANCE:
-        raise ValueError(
+        raise UserError(
             f"run.json says final_accuracy={claimed:g}, curve.csv says {curve[-1].accuracy:g}"
         )
     if curve[-1].step < total_steps and not stopped:
-        raise ValueError(
+        raise UserError(
             f"run.json says done, but curve.csv ends at step {curve[-1].step} of {total_steps}"
         )
     return (curve[-1].accuracy if curve[-1].step == total_steps else None), last

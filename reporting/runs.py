@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from errors import UserError
 from reporting.curves import Point
 
 # Two middle counts may average to the target exactly; their float average may miss it by one ulp.
@@ -103,13 +104,13 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Returns the JSON object in `path`; ValueError with one line if it holds none."""
+    """Returns the JSON object in `path`; UserError with one line if it holds none."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path.name}: not UTF-8 text") from error
+        raise UserError(f"{path.name}: not UTF-8 text") from error
     except (json.JSONDecodeError, RecursionError) as error:
-        raise ValueError(f"{path.name}: not readable as JSON ({error})") from error
+        raise UserError(f"{path.name}: not readable as JSON ({error})") from error
     if not isinstance(value, dict):
-        raise ValueError(f"{path.name}: a JSON object is expected, not {type(value).__name__}")
+        raise UserError(f"{path.name}: a JSON object is expected, not {type(value).__name__}")
     return value

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 
 import report
 import sweep
+from errors import DONE, FAILED, PREEMPTED, USER_ERROR, UserError
 from one_line_parser import OneLineParser
 from reporting import archive, output
 from studies import plan
@@ -42,21 +43,21 @@ def main(argv: Sequence[str]) -> int:
     commands = list(plan.commands(plan.STUDIES[options.name], out, options.workers))
     if options.dry_run:
         print(*map(said, commands), sep="\n")
-        return sweep.DONE
+        return DONE
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(out.absolute() / ".compile_cache"))
     sweep.interrupt_on_signals()
     try:
         status = run(commands)
-        if status in (sweep.DONE, sweep.FAILED):
+        if status in (DONE, FAILED):
             keep(commands, out, results)
             status = report.main([str(results)]) or status
         return status
     except KeyboardInterrupt:
         print("stopped; the same command continues", file=sys.stderr)
-        return sweep.PREEMPTED
-    except (ValueError, OSError) as error:
+        return PREEMPTED
+    except (UserError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
-        return sweep.USER_ERROR
+        return USER_ERROR
 
 
 def said(command: Sequence[str]) -> str:
@@ -69,7 +70,7 @@ def run(commands: Sequence[Sequence[str]]) -> int:
     for i, command in enumerate(commands, 1):
         print(f"[{i} of {len(commands)}] {said(command)}", flush=True)
         statuses.append(attempt.call([str(ROOT / "sweep.py"), *command]))
-        if statuses[-1] not in (sweep.DONE, sweep.FAILED):
+        if statuses[-1] not in (DONE, FAILED):
             return statuses[-1]
     return max(statuses)
 

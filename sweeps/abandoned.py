@@ -5,6 +5,7 @@ from typing import Any
 from etils import epath
 
 import workdir as files
+from errors import UserError
 from reporting import curves
 from sweeps.runs import Run
 
@@ -23,7 +24,7 @@ def write(run: Run, reason: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         files.write_json(folder / "config.json", files.config_as_json(config))
         files.write_json(folder / "run.json", record(run, reason))
-    except (OSError, ValueError) as e:
+    except (OSError, UserError) as e:
         print(f"{run.name}: cannot be marked as aborted ({e})", flush=True)
 
 

@@ -8,14 +8,14 @@ import sys
 from collections.abc import Sequence
 
 from configs import command_line
+from errors import DIVERGED, DONE, INTERRUPTED, PREEMPTED, USER_ERROR
 from sweeps.runs import Run
 from sweeps.worker import PR_SET_PDEATHSIG
 
 ROOT = pathlib.Path(__file__).parents[1]
 MAIN = ROOT / "main.py"
-ENDS = {0: "done", 3: "diverged", 75: "preempted", 130: "aborted"}
+ENDS = {DONE: "done", DIVERGED: "diverged", PREEMPTED: "preempted", INTERRUPTED: "aborted"}
 ENDS[-signal.SIGTERM] = "preempted"  # before it could listen
-USER_ERROR = 2
 LEASH = (
     "import ctypes, os, signal, sys; "
     f"ctypes.CDLL(None).prctl({PR_SET_PDEATHSIG}, signal.SIGTERM); "

@@ -2,17 +2,19 @@
 
 from ml_collections import ConfigDict
 
+from errors import UserError
+
 
 def parse(text: str) -> list[int]:
-    """'34,40,48' -> [34, 40, 48]; ValueError: no whole numbers of steps, or one twice."""
+    """'34,40,48' -> [34, 40, 48]; UserError: no whole numbers of steps, or one twice."""
     try:
         budgets = [int(word) for word in text.split(",")]
     except ValueError as e:
-        raise ValueError(f"budgets={text}: needs numbers of steps, as 34,40,48") from e
+        raise UserError(f"budgets={text}: needs numbers of steps, as 34,40,48") from e
     if min(budgets) < 1:
-        raise ValueError(f"budgets={text}: a run needs at least 1 step")
+        raise UserError(f"budgets={text}: a run needs at least 1 step")
     if len(set(budgets)) < len(budgets):
-        raise ValueError(f"budgets={text}: names a budget twice")
+        raise UserError(f"budgets={text}: names a budget twice")
     return budgets
 
 

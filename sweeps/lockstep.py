@@ -18,6 +18,7 @@ from typing import Any
 from etils import epath
 
 import workdir as files
+from errors import UserError
 from sweeps.attempt import Attempt, command
 from sweeps.queue import STOPPED, Queue
 from sweeps.runs import Run
@@ -114,7 +115,7 @@ def follow(asked: Sequence[Run], out: pathlib.Path, flags: Sequence[str], proces
 
     Raises:
       KeyboardInterrupt: the first host was stopped, or this one.
-      ValueError: the first host was started with other runs.
+      UserError: the first host was started with other runs.
     """
     runs = {run.name: run for run in asked}
     stale = heard(out)
@@ -132,7 +133,7 @@ def follow(asked: Sequence[Run], out: pathlib.Path, flags: Sequence[str], proces
             raise KeyboardInterrupt
         elif word["attempt"] != answered:
             if word["run"] not in runs:
-                raise ValueError(f"the first host is at {word['run']}: start all hosts alike")
+                raise UserError(f"the first host is at {word['run']}: start all hosts alike")
             status = NOT_BEGUN
             if word["state"] == "running":
                 status = run_along(runs[word["run"]], word, out, flags, process_id)

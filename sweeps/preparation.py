@@ -6,11 +6,12 @@ import sys
 from ml_collections import ConfigDict
 
 import input_pipeline
+from errors import UserError
 from input_pipeline import spec
 
 
 def check_parts(config: ConfigDict) -> None:
-    """Raises ValueError for a data set or an optimizer that cannot be built."""
+    """Raises UserError for a data set or an optimizer that cannot be built."""
     import jax  # late: --help need not start it
 
     from configs import optimizers
@@ -23,9 +24,9 @@ def check_parts(config: ConfigDict) -> None:
 
 
 def require_data(name: str, data_dir: str) -> None:
-    """Raises ValueError unless the data set is there: hosts must not prepare it all at once."""
+    """Raises UserError unless the data set is there: hosts must not prepare it all at once."""
     if spec.locate(name, data_dir) is None:
-        raise ValueError(
+        raise UserError(
             f"dataset.data_dir={data_dir}: {name} is not prepared there; before a sweep on several "
             f"hosts run python -m input_pipeline --name={name} --data_dir={data_dir}"
         )
@@ -35,7 +36,7 @@ def prepare_data(name: str, data_dir: str) -> None:
     """Prepares a data set that is not there yet, in a process of its own.
 
     Raises:
-      ValueError: it cannot be made or fetched; the message says what to do.
+      UserError: it cannot be made or fetched; the message says what to do.
     """
     if spec.locate(name, data_dir) is None:
         command = [sys.executable, "-m", "input_pipeline", f"--name={name}"]
@@ -44,4 +45,4 @@ def prepare_data(name: str, data_dir: str) -> None:
         )
         if done.returncode:
             last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-            raise ValueError(last.removeprefix("error: "))
+            raise UserError(last.removeprefix("error: "))

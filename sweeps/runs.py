@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 
 import workdir as files
 from configs import command_line
+from errors import UserError
 
 MOST_SEEDS = 10_000
 STOPPED_EARLY = "stopped early"  # the beginning of the reason of a run that was hopeless
@@ -40,12 +41,12 @@ class Run:
         return command_line.load(self.recipe, self.overrides)
 
     def record(self) -> Mapping[str, Any]:
-        """Its run.json, {} without one; ValueError: it is damaged, the message names it."""
+        """Its run.json, {} without one; UserError: it is damaged, the message names it."""
         file = epath.Path(self.folder / "run.json")
         return files.read_json(file) if file.exists() else {}
 
     def status(self) -> str | None:
-        """What its run.json says, None without one; ValueError as `record`."""
+        """What its run.json says, None without one; UserError as `record`."""
         return self.record().get("status")
 
     def is_complete(self) -> bool:
@@ -54,11 +55,11 @@ class Run:
         return early or self.status() not in (None, "aborted")
 
     def check(self) -> ConfigDict:
-        """Returns its config; ValueError if its folder holds the run of another one."""
+        """Returns its config; UserError if its folder holds the run of another one."""
         config = self.config()
         different = files.other_config(epath.Path(self.folder), config)
         if different:
-            raise ValueError(
+            raise UserError(
                 f"out={self.folder}: holds the run of another config ({different}); "
                 "give another folder, or remove this one"
             )
@@ -97,13 +98,13 @@ def parse_recipes(text: str) -> list[str]:
     """'lars:digits shampoo:digits' -> both, in that order.
 
     Raises:
-      ValueError: none at all, or one twice.
+      UserError: none at all, or one twice.
     """
     recipes = text.replace(",", " ").split()
     if not recipes:
-        raise ValueError("recipes: names none; give some, as 'lars:digits shampoo:digits'")
+        raise UserError("recipes: names none; give some, as 'lars:digits shampoo:digits'")
     if len(set(recipes)) < len(recipes):
-        raise ValueError(f"recipes={text}: names a recipe twice")
+        raise UserError(f"recipes={text}: names a recipe twice")
     return recipes
 
 
@@ -111,7 +112,7 @@ def parse_seeds(text: str) -> list[int]:
     """'0:10' -> 0..9, '3,5' -> [3, 5].
 
     Raises:
-      ValueError: no integers, none at all, or one twice.
+      UserError: no integers, none at all, or one twice.
     """
     try:
         first, colon, last = text.partition(":")
@@ -121,11 +122,11 @@ def parse_seeds(text: str) -> list[int]:
             else [int(s) for s in text.split(",")]
         )
     except ValueError as e:
-        raise ValueError(f"seeds={text}: needs integers, as 0:10 (0 to 9) or 0,1,5") from e
+        raise UserError(f"seeds={text}: needs integers, as 0:10 (0 to 9) or 0,1,5") from e
     if not seeds:
-        raise ValueError(f"seeds={text}: holds no seed; 0:10 means 0 to 9")
+        raise UserError(f"seeds={text}: holds no seed; 0:10 means 0 to 9")
     if len(seeds) > MOST_SEEDS:
-        raise ValueError(f"seeds={text}: more than {MOST_SEEDS} seeds")
+        raise UserError(f"seeds={text}: more than {MOST_SEEDS} seeds")
     if len(set(seeds)) < len(seeds):
-        raise ValueError(f"seeds={text}: names a seed twice")
+        raise UserError(f"seeds={text}: names a seed twice")
     return seeds

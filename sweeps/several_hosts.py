@@ -13,6 +13,7 @@ import subprocess
 import sys
 
 import joining
+from errors import UserError
 
 PLACE = "import jax; jax.distributed.initialize(); print(jax.process_index(), jax.process_count())"
 
@@ -32,7 +33,7 @@ def joining_flags(options: argparse.Namespace) -> list[str]:
     """What main.py is to be given to join the other hosts; [] on a single one.
 
     Raises:
-      ValueError: some of the explicit flags without the others, or a process that cannot be.
+      UserError: some of the explicit flags without the others, or a process that cannot be.
     """
     explicit = {name: getattr(options, name) for name in joining.EXPLICIT}
     if not joining.are_several(options.distributed, explicit):
@@ -48,7 +49,7 @@ def place(options: argparse.Namespace) -> tuple[int, int]:
     That is asked by a process that then frees the devices.
 
     Raises:
-      ValueError: no cluster is found here.
+      UserError: no cluster is found here.
     """
     if not options.distributed:
         return options.process_id or 0, options.num_processes or 1
@@ -56,7 +57,7 @@ def place(options: argparse.Namespace) -> tuple[int, int]:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise ValueError(
+        raise UserError(
             f"distributed: no cluster is found here ({reason}); give "
             "--coordinator_address=HOST:PORT --num_processes=N --process_id=I"
         )

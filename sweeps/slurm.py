@@ -16,6 +16,7 @@ from typing import Any
 from etils import epath
 
 import workdir as files
+from errors import UserError
 from sweeps.attempt import ROOT, Attempt, command
 from sweeps.queue import Queue
 from sweeps.runs import Run
@@ -58,13 +59,13 @@ def parameters(options: argparse.Namespace) -> dict[str, Any]:
     """What submitit's executor is told about a task; {} without --slurm.
 
     Raises:
-      ValueError: a number below its least.
+      UserError: a number below its least.
     """
     if not options.slurm:
         return {}
     for field, least in (("minutes", 1), ("cpus", 1), ("gpus", 0), ("parallel", 1)):
         if (value := getattr(options, f"slurm_{field}")) < least:
-            raise ValueError(f"slurm_{field}={value}: needs at least {least}")
+            raise UserError(f"slurm_{field}={value}: needs at least {least}")
     found = {
         "name": "sweep",
         "timeout_min": options.slurm_minutes,
@@ -79,7 +80,7 @@ def executor(out: pathlib.Path, settings: Mapping[str, Any], cluster: str = "slu
     """submitit's executor, which keeps its files in OUT/.slurm.
 
     Raises:
-      ValueError: submitit is not installed, or there is no SLURM here.
+      UserError: submitit is not installed, or there is no SLURM here.
     """
     try:
         import submitit
@@ -88,9 +89,9 @@ def executor(out: pathlib.Path, settings: Mapping[str, Any], cluster: str = "slu
             out.absolute() / ".slurm", cluster=cluster, slurm_max_num_timeout=MOST_REQUEUES
         )
     except ImportError as e:
-        raise ValueError("slurm: needs submitit; make setup EXTRA=slurm installs it") from e
+        raise UserError("slurm: needs submitit; make setup EXTRA=slurm installs it") from e
     except RuntimeError as e:
-        raise ValueError(f"slurm: is not to be had here ({e}); run it where sbatch is") from e
+        raise UserError(f"slurm: is not to be had here ({e}); run it where sbatch is") from e
     made.update_parameters(**settings)
     path = os.environ.get("PYTHONPATH")  # the nodes import `Task` from here
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), path]))

@@ -13,6 +13,7 @@ import re
 import statistics
 from collections.abc import Iterator
 
+from errors import UserError
 from reporting import manifest
 from reporting.runs import read_json
 from sweeps.queue import GIVEN_UP
@@ -84,11 +85,11 @@ def lines(out: pathlib.Path) -> Iterator[str]:
     """A line per recipe and budget, and one for every run that is under way.
 
     Raises:
-      ValueError: no sweep was ever at work there.
+      UserError: no sweep was ever at work there.
     """
     entries = manifest.read(out / "manifest.jsonl")
     if not entries:
-        raise ValueError(f"status={out}: holds no manifest.jsonl; give the --out of a sweep")
+        raise UserError(f"status={out}: holds no manifest.jsonl; give the --out of a sweep")
     alive = is_alive(out)
     groups: dict[str, dict[str, Progress]] = {}
     for folder, entry in sorted(entries.items()):

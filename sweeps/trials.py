@@ -20,6 +20,7 @@ from etils import epath
 
 import workdir as files
 from configs.search import Range
+from errors import UserError
 from reporting.run_folder import read_run
 from sweeps.runs import Run
 
@@ -31,19 +32,19 @@ def ranges(recipe: str, fields: str | None = None) -> Mapping[str, Range]:
     """SEARCH of the recipe's file, or those of its fields that are named, with commas between.
 
     Raises:
-      ValueError: it has none, or not this field.
+      UserError: it has none, or not this field.
     """
     module = importlib.import_module(f"configs.{recipe.partition(':')[0]}")
     found = getattr(module, "SEARCH", None)
     if not found:
-        raise ValueError(
+        raise UserError(
             f"trials: {recipe} has no ranges; give configs/{recipe.partition(':')[0]}.py a "
             'SEARCH = {"schedule.peak_learning_rate": search.Range(0.1, 10.0)}'
         )
     asked = fields.split(",") if fields else list(found)
     for field in asked:
         if field not in found:
-            raise ValueError(f"search={field}: {recipe} has ranges for {', '.join(found)}")
+            raise UserError(f"search={field}: {recipe} has ranges for {', '.join(found)}")
     return {field: found[field] for field in asked}
 
 
@@ -51,10 +52,10 @@ def points(search: Mapping[str, Range], n: int) -> list[dict[str, float]]:
     """The first n points of the scrambled Halton sequence: more trials keep those made before.
 
     Raises:
-      ValueError: n is not from 1 to MOST_TRIALS.
+      UserError: n is not from 1 to MOST_TRIALS.
     """
     if not 1 <= n <= MOST_TRIALS:
-        raise ValueError(f"trials={n}: needs a number from 1 to {MOST_TRIALS}")
+        raise UserError(f"trials={n}: needs a number from 1 to {MOST_TRIALS}")
     from scipy.stats import qmc  # late: half a second that few commands need
 
     shares = qmc.Halton(len(search), scramble=True, rng=np.random.default_rng(POINTS_SEED))
@@ -130,15 +131,15 @@ def chosen(path: pathlib.Path, recipe: str) -> list[str]:
     """The overrides of the trial that trials.json chose for a recipe.
 
     Raises:
-      ValueError: the file cannot be read, or chose none for this recipe.
+      UserError: the file cannot be read, or chose none for this recipe.
     """
     if not path.exists():
-        raise ValueError(f"tuned={path}: no such file; sweep.py --trials=N writes OUT/trials.json")
+        raise UserError(f"tuned={path}: no such file; sweep.py --trials=N writes OUT/trials.json")
     try:
         found = json.loads(path.read_text())[recipe]
         return overrides(found["trials"][found["chosen"]]["values"])
     except (OSError, ValueError, KeyError, TypeError, IndexError) as e:
-        raise ValueError(
+        raise UserError(
             f"tuned={path}: names no chosen trial for {recipe} ({type(e).__name__}: {e}); "
             "it is what sweep.py --trials=N wrote as OUT/trials.json"
         ) from e

@@ -11,11 +11,10 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from interruption import Preempted
+from errors import PREEMPTED, Preempted, UserError
 from sweeps.queue import STOPPED
 from sweeps.runs import Run
 
-PREEMPTED = 75
 PR_SET_PDEATHSIG = 1  # of prctl(2)
 # A CPU step frees and allocates its 100 MB of temporaries anew; by default glibc gives them back to
 # the kernel each time, and a digits step then takes 190 ms instead of 118 (interleaved, one core).
@@ -104,7 +103,7 @@ def train_logged(run: Run) -> str:
             return train.train_and_evaluate(run.config(), str(run.folder)).status
         except Preempted:
             return "preempted"
-        except ValueError as e:  # the same again on a second attempt
+        except UserError as e:  # the same again on a second attempt
             traceback.print_exc()
             return f"failed: {e}"
         except Exception as e:

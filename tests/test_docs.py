@@ -141,7 +141,7 @@ def check_python(arguments, config):
         check_config(rest)
     if program == ["sweep.py"] and "status" not in given:
         here = [a for a in rest if not a.startswith("--tuned=")]  # an earlier command's file
-        assert sweep.main([*here, "--dry_run"]) == sweep.DONE
+        assert sweep.main([*here, "--dry_run"]) == 0
     if program == ["reproduce.py"]:
         assert reproduce.main([*rest, "--dry_run"]) == reproduce.DONE
     return None

@@ -14,7 +14,7 @@ from test_train import signal_at
 import joining
 import train
 from configs import command_line
-from interruption import Preempted
+from errors import Preempted
 
 RECIPES = {
     "nesterov:smoke": (),

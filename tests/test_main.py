@@ -166,7 +166,7 @@ def test_an_error_of_a_library_ends_one_of_several_hosts_like_any_crash(tmp_path
 )
 def test_an_error_of_the_disk_names_the_workdir_or_the_file_elsewhere(file, words, capsys):
     error = PermissionError(errno.EACCES, "Permission denied", file)
-    assert main.crashed(error, "run") == main.CRASHED
+    assert main.crashed(error, "run") == main.FAILED
     said = words.format(here=pathlib.Path.cwd()) + "mend that, then the same command continues\n"
     assert capsys.readouterr().err == said
 

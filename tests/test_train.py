@@ -18,8 +18,8 @@ import mlperf_log
 import train
 from configs import command_line
 from configs import plan as plans
+from errors import Preempted
 from input_pipeline.batches import Again
-from interruption import Preempted
 from journal import Journal, Record
 
 RUN_JSON = {  # the contract's keys

@@ -1,0 +1,18 @@
+"""Errors that end a program with a message, and the exit statuses of all programs."""
+
+DONE, FAILED, USER_ERROR, DIVERGED, PREEMPTED, INTERRUPTED = 0, 1, 2, 3, 75, 130
+
+
+class UserError(ValueError):
+    """A mistake in the user's input, as "field=value: the rule; the fix".
+
+    Programs print it as one message and exit with `USER_ERROR`. Any other exception is a crash.
+    """
+
+
+class Preempted(Exception):  # noqa: N818
+    """A run received SIGTERM and has saved its state after `step` updates."""
+
+    def __init__(self, step: int):
+        super().__init__(f"preempted after step {step}; the same command continues")
+        self.step = step
