@@ -1,7 +1,7 @@
-"""Checkpoints: a run's canonical state and its record, written by orbax, asynchronous and atomic.
+"""Checkpoints of a run's canonical state and its record, written asynchronously by orbax.
 
-A checkpoint holds no trace of the device count: sharded rows are gathered into their canonical
-layout first. The record is JSON: the curve so far, seconds, the MLPerf lines already written.
+A checkpoint does not depend on the device count: sharded state is gathered into its canonical
+layout first. The record is a `run.logger.RunProgress` as JSON.
 """
 
 import contextlib
@@ -24,45 +24,45 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-import hosts
 from errors import UserError
 from optim import sharding
+from run import distributed
 from step import AXIS, TrainState
 
 
 class AnotherVersionError(UserError):
-    """The checkpoints hold another state or record than this version of the code has."""
+    """The state or the record in the checkpoints differs from that of this version of the code."""
 
     def __init__(self, workdir: epath.Path):
         super().__init__(
             f"workdir={workdir}: its checkpoints are of another version of the code; "
-            "give another workdir, or remove this one"
+            "use another workdir, or remove this one"
         )
 
 
 class _Manager(ocp.CheckpointManager):
     def reached_preemption(self, step: int) -> bool:
-        """Never: orbax would ask jax.distributed under a number lower than `Signals`' last poll.
+        """Returns False: orbax would poll with a number lower than that of the last `Signals.poll`.
 
-        The hosts would then agree to stop at a poll that is over, and a SIGTERM would be lost.
+        The hosts would then agree to stop at an earlier poll, and a SIGTERM would be lost.
         """
         return False
 
 
-def _is_not_of_orbax(record: logging.LogRecord) -> bool:
-    """orbax logs at length what it raises; the warnings of others stay."""
+def _is_not_from_orbax(record: logging.LogRecord) -> bool:
+    """Filters log records of orbax, which logs at length every error that it raises."""
     return "orbax" not in pathlib.Path(record.pathname).parts
 
 
 class Checkpoints:
-    """FOLDER/checkpoints, the last `keep` kept; the folder is made on the first save.
+    """FOLDER/checkpoints, of which the last `keep` are kept; created by the first save.
 
-    The first host writes, all hosts read. To orbax each is alone: its barriers between hosts would
-    keep all of them for minutes where one cannot write.
+    Host 0 writes, and all hosts read. Each host uses orbax as if it were alone, because orbax's
+    barriers would block all hosts for minutes if one of them cannot write.
 
     Args:
-      every_steps, every_minutes: when one is due; 0: never.
-      look_every_steps: at which steps the clock is looked at (the first host's decides).
+      every_steps, every_minutes: interval between checkpoints; 0 for none.
+      look_every_steps: interval at which host 0 compares its clock with every_minutes.
     """
 
     def __init__(
@@ -79,18 +79,20 @@ class Checkpoints:
         self.every_steps, self.every_minutes = every_steps, every_minutes
         self.look_every_steps = look_every_steps
         self.looked_from = time.monotonic()
-        self.latest: int | None = None  # the step that was saved or restored last
+        self.latest: int | None = None  # the last step that was saved or restored
         self.manager = self._open() if self.directory.exists() else None
 
     def _open(self) -> ocp.CheckpointManager:
-        logging.getLogger("absl").addFilter(_is_not_of_orbax)
-        me = jax.process_index()
+        logging.getLogger("absl").addFilter(_is_not_from_orbax)
+        index = jax.process_index()
         alone: dict[str, Any] = {
             "multiprocessing_options": ocp.options.MultiprocessingOptions(
-                primary_host=me, active_processes={me}, barrier_sync_key_prefix=f"host_{me}"
+                primary_host=index,
+                active_processes={index},
+                barrier_sync_key_prefix=f"host_{index}",
             )
         }
-        if hosts.is_first():
+        if distributed.is_first():
             self.directory.mkdir(parents=True, exist_ok=True)
             options = ocp.CheckpointManagerOptions(max_to_keep=self.keep, create=False, **alone)
         else:
@@ -102,12 +104,12 @@ class Checkpoints:
         return _Manager(self.directory, item_handlers=handlers, options=options)
 
     @property
-    def wanted(self) -> bool:
-        """Whether the run is to save without being told to stop."""
+    def are_regular(self) -> bool:
+        """Whether the run saves checkpoints at intervals, not only when it is stopped."""
         return bool(self.every_steps or self.every_minutes)
 
-    def due(self, step: int) -> bool:
-        """Whether to save now; the same answer on all hosts. What a seed gives is never due."""
+    def is_due(self, step: int) -> bool:
+        """Returns whether to save now, the same on all hosts; never at step 0."""
         if step == 0:
             return False
         if self.every_steps and step % self.every_steps == 0:
@@ -115,26 +117,26 @@ class Checkpoints:
         if not self.every_minutes or step % self.look_every_steps:
             return False
         seconds = time.monotonic() - self.looked_from
-        return hosts.first_says(seconds >= 60 * self.every_minutes)
+        return distributed.broadcast(seconds >= 60 * self.every_minutes)
 
     def steps(self) -> list[int]:
-        """The steps that are there, in order."""
+        """Returns the steps of the checkpoints, in order."""
         return sorted(self.manager.all_steps()) if self.manager else []
 
     def save(self, step: int, state: TrainState, record: dict[str, Any]) -> None:
-        """Begins to write, unless this very step is there; returns once the state left the devices.
+        """Starts a save, unless this step is saved; returns once the state is copied to the host.
 
         Raises:
-          RuntimeError: orbax did not save, as it silently does below an existing step.
-          OSError: this save or the one before it could not be written.
+          RuntimeError: orbax did not save, because a later step exists.
+          OSError: this checkpoint, or the one before, could not be written.
         """
         if step == self.latest:
             return
-        whole = canonical(state)  # all hosts take part
+        whole = canonical(state)  # a collective
         self.latest, self.looked_from = step, time.monotonic()
-        if not hosts.is_first():
+        if not distributed.is_first():
             return
-        if hosts.count() > 1:
+        if distributed.count() > 1:
             whole = jax.tree.map(np.asarray, whole)
         with _disk_errors(self.directory):
             self.manager = self.manager or self._open()
@@ -146,12 +148,12 @@ class Checkpoints:
             )
         if not saved:
             raise RuntimeError(
-                f"step {step} was not saved: {self.directory} holds step "
-                f"{self.manager.latest_step()} already"
+                f"step {step} was not saved: {self.directory} already contains step "
+                f"{self.manager.latest_step()}"
             )
 
     def close(self) -> None:
-        """Waits for what is being written, on all hosts.
+        """Waits on all hosts until the last save is written.
 
         Raises:
           OSError: it could not be written.
@@ -159,25 +161,26 @@ class Checkpoints:
         if self.manager:
             with _disk_errors(self.directory):
                 self.manager.close()
-        hosts.wait_for_all()
+        distributed.barrier()
 
     def restore_latest(self, template: TrainState) -> tuple[TrainState, dict[str, Any]] | None:
-        """The latest that every host can read, as numpy arrays, and its record; None without any.
+        """Returns the latest state that every host can read, as numpy arrays, and its record.
 
-        One that some host cannot read is named and the one before it taken; only then is it
-        removed, for orbax saves nothing below it. Where none can be read, all stay: another version
-        of the code may read them.
+        Returns None without checkpoints. If some host cannot read a checkpoint, prints the reason
+        and reads the one before. The unreadable one is then removed, because orbax saves no step
+        before an existing one. If none can be read, all are kept, as another version of the code
+        may be able to read them.
 
         Args:
-          template: the canonical state of the same config before its first step.
+          template: the canonical state of the same config at step 0.
 
         Raises:
-          UserError: none can be read, or another version of the code wrote them.
-          TypeError: a dtype differs (orbax would cast it silently).
+          UserError: no checkpoint can be read, or another version of the code wrote them.
+          TypeError: a dtype differs, which orbax would cast silently.
         """
         arrays = jax.tree.map(np.asarray, template)
         reasons: dict[int, str] = {}
-        for step in reversed(hosts.first_says(self.steps())):
+        for step in reversed(distributed.broadcast(self.steps())):
             try:
                 restored = self._restore(step, arrays)
                 reason = None
@@ -185,7 +188,7 @@ class Checkpoints:
                 raise
             except Exception as e:
                 reason = f"step {step}: {type(e).__name__}: {e}".splitlines()[0][:200]
-            reason = next((r for r in hosts.gather(reason) if r), None)
+            reason = next((r for r in distributed.gather(reason) if r), None)
             if reason is None:
                 self._remove(reasons)
                 self.latest = step
@@ -194,15 +197,15 @@ class Checkpoints:
         if not reasons:
             return None
         raise UserError(
-            f"workdir={self.directory.parent}: no checkpoint there can be read "
-            f"({'; '.join(reasons.values())}); remove the workdir to begin anew"
+            f"workdir={self.directory.parent}: none of its checkpoints can be read "
+            f"({'; '.join(reasons.values())}); remove the workdir to start again"
         )
 
     def _remove(self, reasons: Mapping[int, str]) -> None:
-        if not hosts.is_first():
+        if not distributed.is_first():
             return
         for step, reason in reasons.items():
-            print(f"this checkpoint cannot be read, the one before it is taken: {reason}")
+            print(f"skipping a checkpoint that cannot be read: {reason}")
             assert self.manager is not None
             self.manager.delete(step)
 
@@ -219,16 +222,16 @@ class Checkpoints:
 
 @contextlib.contextmanager
 def _disk_errors(directory: epath.Path) -> Iterator[None]:
-    """Errors of the disk as OSError, whatever orbax and tensorstore make of them."""
+    """Raises disk errors as OSError, which orbax and tensorstore wrap in their own types."""
     try:
         yield
     except OSError:
         raise
     except Exception as e:
-        found = re.search(r"os_error_code='(\d+)'", str(e))
-        if not found:
+        match = re.search(r"os_error_code='(\d+)'", str(e))
+        if not match:
             raise
-        raise OSError(int(found[1]), os.strerror(int(found[1])), str(directory)) from e
+        raise OSError(int(match[1]), os.strerror(int(match[1])), str(directory)) from e
 
 
 _merge = jax.jit(sharding.merge)

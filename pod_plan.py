@@ -13,8 +13,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 
-from errors import DONE, USER_ERROR, UserError
-from one_line_parser import OneLineParser
+from errors import DONE, USER_ERROR, OneLineParser, UserError
 from pod import compile as pod_compile
 from pod import summary, topologies
 

@@ -5,15 +5,12 @@ a page of Markdown with its figures beside it. `python report.py results/fashion
 and needs not: of a study's folder, told by its runs.json, it writes README.md and report.json anew.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from errors import DONE, USER_ERROR, UserError
-from one_line_parser import OneLineParser
+from errors import DONE, USER_ERROR, OneLineParser, UserError
 from reporting import archive, collect, document, output, screen
 
 

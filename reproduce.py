@@ -20,11 +20,11 @@ import tempfile
 from collections.abc import Iterator, Sequence
 
 from configs import command_line, plan
-from errors import DONE, FAILED, PREEMPTED, USER_ERROR, UserError
-from one_line_parser import OneLineParser
+from errors import DONE, FAILED, PREEMPTED, USER_ERROR, OneLineParser, UserError
 from pod import predict
+from run import distributed
 from sweep import interrupt_on_signals, refuse_twice
-from sweeps import attempt, budgets, runs, several_hosts
+from sweeps import budgets, process, runs
 
 RECIPES = "lars:mlperf_v07 nesterov:nado shampoo:readme"
 ROOT = pathlib.Path(__file__).parent
@@ -49,7 +49,7 @@ def arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--devices", type=int, default=256, help="devices in all")
     parser.add_argument("--subset", action="store_true", help="accept a part of ImageNet")
     parser.add_argument("--dry_run", action="store_true", help="print all of it, start nothing")
-    several_hosts.add_flags(parser)
+    distributed.add_flags(parser)
     options, rest = parser.parse_known_args(argv)
     for argument in rest:
         if not argument.startswith("--config."):
@@ -62,7 +62,7 @@ def preflight(options: argparse.Namespace, overrides: Sequence[str], facts: str)
         *("-m", "launch.preflight", f"--recipes={options.recipes}", f"--out={options.out}"),
         *(f"--devices={options.devices}", f"--seeds={options.seeds}", f"--facts={facts}"),
         *(["--subset"] if options.subset else []),
-        *several_hosts.joining_flags(options),
+        *distributed.as_arguments(options),
         *overrides,
     ]
 
@@ -72,8 +72,8 @@ def rehearsals(options: argparse.Namespace, overrides: Sequence[str]) -> Iterato
     for recipe in runs.parse_recipes(options.recipes):
         yield [
             *("main.py", f"--config={command_line.recipe_path(recipe)}"),
-            f"--workdir={options.out}/.rehearsal/{recipe}",
-            *several_hosts.joining_flags(options),
+            f"--workdir={options.out}/.rehearsal/{runs.folder_name(recipe)}",
+            *distributed.as_arguments(options),
             *overrides,
             *budgets.stretched(command_line.load(recipe, overrides), REHEARSAL_STEPS),
         ]
@@ -82,7 +82,7 @@ def rehearsals(options: argparse.Namespace, overrides: Sequence[str]) -> Iterato
 def sweep(options: argparse.Namespace, overrides: Sequence[str]) -> list[str]:
     return [
         *("sweep.py", f"--recipes={options.recipes}", f"--seeds={options.seeds}"),
-        *(f"--out={options.out}", *several_hosts.joining_flags(options), *overrides),
+        *(f"--out={options.out}", *distributed.as_arguments(options), *overrides),
     ]
 
 
@@ -94,7 +94,7 @@ def report(options: argparse.Namespace) -> list[str]:
 def check(options: argparse.Namespace, overrides: Sequence[str]) -> None:
     """Raises UserError for recipes, seeds, overrides or flags of several hosts that cannot be."""
     seeds = runs.parse_seeds(options.seeds)
-    several_hosts.joining_flags(options)
+    distributed.as_arguments(options)
     refuse_twice(overrides, ["--config.seed"], "--seeds")
     for recipe in runs.parse_recipes(options.recipes):
         for run in runs.plan_runs(recipe, seeds, options.out, overrides):
@@ -122,15 +122,15 @@ def reproduced(options: argparse.Namespace, overrides: Sequence[str]) -> int:
     """All stages, up to the first that fails; returns the exit status."""
     with tempfile.TemporaryDirectory() as folder:
         facts = pathlib.Path(folder) / "facts.json"
-        if status := attempt.call(preflight(options, overrides, str(facts)), ROOT):
+        if status := process.call(preflight(options, overrides, str(facts)), ROOT):
             return status
         is_first = json.loads(facts.read_text())["host"] == 0
     for rehearsal in rehearsals(options, overrides):
-        if status := attempt.call(rehearsal, ROOT):
+        if status := process.call(rehearsal, ROOT):
             return status
-    status = attempt.call(sweep(options, overrides), ROOT)
+    status = process.call(sweep(options, overrides), ROOT)
     if is_first and status in (DONE, FAILED):
-        attempt.call(report(options), ROOT)
+        process.call(report(options), ROOT)
     return status
 
 

@@ -5,8 +5,6 @@ save and one restore of ResNet-50's state with Shampoo, in seconds of the clock:
 machine. Each figure stands beside its limit.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 import pathlib
@@ -22,7 +20,7 @@ import checkpoint
 import input_pipeline
 import step as steps
 import train
-from configs import command_line
+from configs import command_line, optimizers
 
 LIMIT_SHARE = 0.03
 LIMIT_BLOCKING_SECONDS, LIMIT_RESTORE_SECONDS = 1.0, 10.0
@@ -66,7 +64,7 @@ def resnet50_with_shampoo() -> steps.TrainState:
     """
     config = command_line.load("shampoo:readme")
     spec = input_pipeline.describe("imagenet2012", None)
-    program = train.build(config, spec)
+    program = train.build(config, spec, optimizers.from_recipe(config))
     shapes = steps.state_shapes(program.model, program.tx, spec.image_shape)
     rng = np.random.default_rng(0)
 

@@ -6,8 +6,6 @@ A network of two hidden layers of 128 units, 200 updates of batch 256 at a const
 360 test images. It shows how rates carry over between optimizers, not which optimizer is better.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Callable

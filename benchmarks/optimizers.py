@@ -11,8 +11,6 @@ the time on the links, printed beside them (at half of the published bandwidth, 
 implementation in a checkout of github.com/google-research/precondition, and runs nothing else.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import statistics
@@ -74,7 +72,7 @@ def exactness() -> None:
 def digits() -> tuple[optax.GradientTransformation, Any]:
     """Returns the optimizer of `shampoo:digits` and the shapes of its parameters."""
     config = command_line.load("shampoo:digits").to_dict()
-    tx, _ = optimizers.from_recipe(config["optimizer"], config["schedule"], config["total_steps"])
+    tx, _ = optimizers.from_recipe(config)
     model = ResNet(**{**config["model"], "n_classes": 10})
     params = step.state_shapes(model, tx, (8, 8, 1)).params
     return tx, jax.tree.map(lambda x: x.shape, params)

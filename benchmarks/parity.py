@@ -5,8 +5,6 @@
 Prints each distance beside its limit. Exits with status 1 if any is over.
 """
 
-from __future__ import annotations
-
 import functools
 import sys
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Distributed Shampoo of google-research's `precondition`, from a checkout that stays untouched."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import pathlib

@@ -4,8 +4,6 @@ Prints JSON of what `pod.cycles` reads in the compiled program. `run` starts it 
 own, in which libtpu finds what it needs.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import subprocess

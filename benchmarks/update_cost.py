@@ -1,7 +1,5 @@
 """CPU-seconds per update of an optimizer on a tree, beside a fixed yardstick in the same run."""
 
-from __future__ import annotations
-
 import collections
 import statistics
 import time

@@ -5,8 +5,6 @@
 Runs with a known difference in steps are simulated and judged by the report's own functions.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 from collections.abc import Iterator, Sequence

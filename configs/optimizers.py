@@ -6,8 +6,6 @@ A name is a key of `BUILDERS` or `package.module:factory` for any factory of an 
 transformation that takes `learning_rate`.
 """
 
-from __future__ import annotations
-
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
@@ -28,6 +26,8 @@ BUILDERS: dict[str, Callable[..., optax.GradientTransformation]] = {
     ),
     "sm3": sm3,
 }
+# A transformation, and the very schedule it uses, for the log.
+Optimizer = tuple[optax.GradientTransformation, schedules.Schedule]
 PEAK = "peak_learning_rate"
 # Injected per registered optimizer, besides the peak. Shampoo's matrix_epsilon is not: the
 # polynomials of its roots depend on it.
@@ -70,8 +70,8 @@ def make_optimizer(
     hyperparameters: Mapping[str, Any],
     schedule: Mapping[str, float],
     total_steps: int,
-) -> tuple[optax.GradientTransformation, schedules.Schedule]:
-    """Returns (transformation, the very schedule it uses, for the log).
+) -> Optimizer:
+    """Returns a transformation and its schedule.
 
     The learning rate's peak and the hyperparameters in `INJECTED` are float32 scalars in its state
     (`optax.inject_hyperparams`), so that one compiled step serves all their values. 0 and 1 remain
@@ -137,22 +137,18 @@ def _replaced(section: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str
     return {field: values.get(field, value) for field, value in section.items()}
 
 
-def from_recipe(
-    optimizer: Mapping[str, Any], schedule: Mapping[str, float], total_steps: int
-) -> tuple[optax.GradientTransformation, schedules.Schedule]:
-    """`make_optimizer` for a recipe's section: its name, the hyperparameters beside it."""
-    hyperparameters = dict(optimizer)
+def from_recipe(config: Mapping[str, Any]) -> Optimizer:
+    """Calls `make_optimizer` for a recipe: a ConfigDict, or its JSON values."""
+    hyperparameters = dict(config["optimizer"])
     name = hyperparameters.pop("name")
-    return make_optimizer(name, hyperparameters, schedule, total_steps)
+    return make_optimizer(name, hyperparameters, dict(config["schedule"]), config["total_steps"])
 
 
-def cache_key(
-    optimizer: Mapping[str, Any], schedule: Mapping[str, float]
-) -> tuple[dict[str, Any], dict[str, float]]:
-    """Returns a recipe's two sections with `PLACEHOLDER` for every injected hyperparameter.
+def cache_key(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns optimizer and schedule with `PLACEHOLDER` for every injected hyperparameter.
 
-    Recipes with equal keys share a compiled step: `from_recipe` of any of them, the key included,
-    has the same `update`.
+    Recipes with equal keys share a compiled step: the transformation of each has the same `update`.
     """
+    optimizer, schedule = config["optimizer"], config["schedule"]
     values = dict.fromkeys(_injected(optimizer["name"], optimizer, schedule), PLACEHOLDER)
-    return _replaced(optimizer, values), _replaced(schedule, values)
+    return {"optimizer": _replaced(optimizer, values), "schedule": _replaced(schedule, values)}

@@ -6,10 +6,9 @@ python -m input_pipeline --name=imagenet2012 --data_dir=data --manual_dir=ILSVRC
 
 import sys
 
-from errors import DONE, USER_ERROR, UserError
+from errors import DONE, USER_ERROR, OneLineParser, UserError
 from input_pipeline import prepare
 from input_pipeline.spec import KNOWN
-from one_line_parser import OneLineParser
 
 
 def main(arguments: list[str]) -> int:

@@ -12,9 +12,8 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from errors import DONE, USER_ERROR, UserError
+from errors import DONE, USER_ERROR, OneLineParser, UserError
 from launch import gcloud, jobset, sbatch
-from one_line_parser import OneLineParser
 from pod import topologies
 
 

@@ -14,14 +14,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from absl import flags
+from etils import epath
 from ml_collections import ConfigDict
 
-import joining
 from configs import command_line
 from configs import plan as plans
 from errors import DONE, USER_ERROR, UserError
 from input_pipeline import DatasetSpec
 from input_pipeline.options import GIB
+from run import distributed, identity
 from sweeps import runs
 
 LOG_GIB = 0.05  # of a run: events, curves, MLPerf log
@@ -93,8 +94,9 @@ def run_gib(config: ConfigDict, spec: DatasetSpec) -> float:
 
     import step as steps
     import train
+    from configs import optimizers
 
-    program = train.build(config, spec)
+    program = train.build(config, spec, optimizers.from_recipe(config))
     state = steps.state_shapes(program.model, program.tx, spec.image_shape)
     n_bytes = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))
     return config.keep_checkpoints * n_bytes / GIB + LOG_GIB
@@ -108,18 +110,15 @@ def check(options: Any, overrides: Sequence[str]) -> dict[str, Any]:
     """
     import jax
 
-    import hosts
-    import workdir as files
-
-    hosts.agree({"versions": files.versions(), "commit": files.git_commit()})
-    with hosts.all_or_none():
+    distributed.agree({"versions": identity.versions(), "commit": identity.git_commit()})
+    with distributed.raise_on_all():
         check_devices(options.devices)
-    with hosts.all_or_none():
+    with distributed.raise_on_all():
         recipes = runs.parse_recipes(options.recipes)
         configs = [command_line.load(recipe, overrides) for recipe in recipes]
         specs = [check_data(config, options.subset) for config in configs]
-    with hosts.all_or_none():
-        seeds, out = runs.parse_seeds(options.seeds), pathlib.Path(options.out)
+    with distributed.raise_on_all():
+        seeds, out = runs.parse_seeds(options.seeds), epath.Path(options.out)
         needed_gib = 0.0
         for recipe, config, spec in zip(recipes, configs, specs, strict=True):
             planned = runs.plan_runs(recipe, seeds, out, overrides)
@@ -127,7 +126,7 @@ def check(options: Any, overrides: Sequence[str]) -> dict[str, Any]:
         check_disk(options.out, needed_gib)
     return {
         "host": jax.process_index(),
-        "n_hosts": hosts.count(),
+        "n_hosts": distributed.count(),
         "device_kind": jax.devices()[0].device_kind,
         "needed_gib": needed_gib,
     }
@@ -135,7 +134,7 @@ def check(options: Any, overrides: Sequence[str]) -> dict[str, Any]:
 
 def main(argv: Sequence[str]) -> int:
     values = flags.FlagValues()
-    joining.define_flags(values)
+    distributed.define_flags(values)
     for name, text in (
         ("recipes", "as sweep.py's"),
         ("out", "folder for all runs"),
@@ -148,7 +147,7 @@ def main(argv: Sequence[str]) -> int:
     overrides = [a for a in argv if a.startswith("--config.")]
     try:
         values([a for a in argv if a not in overrides])
-        joining.join(values)
+        distributed.join(values)
         found = check(values, overrides)
     except (UserError, flags.Error) as e:
         print(f"error: {e}", file=sys.stderr)

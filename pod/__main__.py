@@ -10,8 +10,7 @@ from collections.abc import Sequence
 
 import pod_plan
 from configs import command_line
-from errors import DONE, USER_ERROR, UserError
-from one_line_parser import OneLineParser
+from errors import DONE, USER_ERROR, OneLineParser, UserError
 from pod import document, predict, summary, topologies
 
 RECIPES = (

@@ -77,6 +77,7 @@ def measure(config: ConfigDict, topology: topologies.Topology, hlo: str = "") ->
     import input_pipeline
     import step as steps
     import train
+    from configs import optimizers
     from optim import sharding
 
     spec = input_pipeline.describe(**{**config.dataset.to_dict(), "data_dir": None})
@@ -89,7 +90,7 @@ def measure(config: ConfigDict, topology: topologies.Topology, hlo: str = "") ->
         n_devices=n,
         n_hosts=max(1, n // topology.generation.devices_per_host),
     )
-    program = train.build(config, spec, devices)
+    program = train.build(config, spec, optimizers.from_recipe(config), devices)
     state = steps.state_shapes(program.model, program.tx, spec.image_shape)
     opt_state, sharded = jax.eval_shape(partial(sharding.split, n_devices=n), state.opt_state)
     state = dataclasses.replace(state, opt_state=opt_state, sharded=sharded)

@@ -8,16 +8,15 @@ A group is the runs of one folder; what all of them have in common stands once. 
 everything that a report reads of a run folder, except metrics.csv.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from errors import UserError
-from reporting import curves, run_folder
-from reporting.runs import Run, read_json
+from reporting import run_folder
+from reporting.runs import Run
+from run import files, schema
 
 NAME, FORMAT = "runs.json", 1
 
@@ -38,7 +37,7 @@ def text(root: Path, folders: Iterable[Path]) -> str:
 def is_study(folder: Path) -> bool:
     """Whether a folder holds an archive, and so a page that is written from it."""
     try:
-        return {"format", "groups"} <= set(read_json(folder / NAME))
+        return {"format", "groups"} <= set(files.read_json(folder / NAME))
     except (OSError, UserError):
         return False
 
@@ -48,15 +47,15 @@ def _group(root: Path, folders: Sequence[Path]) -> dict[str, Any]:
     own: dict[str, dict[str, Any]] = {str(f.relative_to(root)): {} for f in folders}
     for key in ("config", "record"):
         name = "run.json" if key == "record" else "config.json"
-        files = [folder / name for folder in folders]
-        found = [read_json(f) if f.exists() or key == "record" else {} for f in files]
+        paths = [folder / name for folder in folders]
+        found = [files.read_json(p) if p.exists() or key == "record" else {} for p in paths]
         told[key] = {
             k: v for k, v in found[0].items() if all(k in one and one[k] == v for one in found)
         }
         for run, one in zip(own.values(), found, strict=True):
             run[key] = {k: v for k, v in one.items() if k not in told[key]}
     for run, folder in zip(own.values(), folders, strict=True):
-        text = curves.text(folder / "curve.csv")
+        text = schema.read_curve_text(folder / "curve.csv")
         run["curve"] = None if text is None else text.splitlines()
     return told | {"runs": own}
 
@@ -69,7 +68,7 @@ def read(path: Path) -> list[Run | tuple[str, str, str | None]]:
     Raises:
       UserError: the file is no such archive.
     """
-    content = read_json(path)
+    content = files.read_json(path)
     if content.get("format") != FORMAT:
         raise UserError(f"{path.name}: format={content.get('format')!r}, {FORMAT} is known")
     found: list[Run | tuple[str, str, str | None]] = []

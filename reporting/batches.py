@@ -4,8 +4,6 @@ The recipes were run at each batch size for the same numbers of epochs. The adva
 optimizer is the difference of the two final accuracies, seed by seed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

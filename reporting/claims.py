@@ -3,8 +3,6 @@
 The published claims beside what is predicted and what was run; and what the studies found.
 """
 
-from __future__ import annotations
-
 import collections
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +12,7 @@ from typing import Any
 from errors import DONE, USER_ERROR, UserError
 from pod import predict
 from reporting import markdown_table, output, published
-from reporting.runs import read_json
+from run import files
 
 ROOT = Path(__file__).resolve().parent.parent
 BEGIN, END = "<!-- claims: python -m reporting.claims -->", "<!-- end of claims -->"
@@ -29,8 +27,8 @@ ANSWERS = {
 
 def reports() -> dict[str, dict[str, Any]]:
     """The committed reports, by the name of their folder."""
-    files = sorted((ROOT / "results").glob("*/report.json"))
-    return {file.parent.name: read_json(file) for file in files if file.parent.name != "demo"}
+    paths = sorted((ROOT / "results").glob("*/report.json"))
+    return {path.parent.name: files.read_json(path) for path in paths if path.parent.name != "demo"}
 
 
 def table() -> str:
@@ -47,7 +45,9 @@ def table() -> str:
 
 def predicted() -> dict[str, str]:
     """The time of a recipe's run on a v3-256 as results/pod_plan estimates it, by recipe."""
-    plans = [read_json(file) for file in sorted((ROOT / "results" / "pod_plan").glob("*.json"))]
+    plans = [
+        files.read_json(file) for file in sorted((ROOT / "results" / "pod_plan").glob("*.json"))
+    ]
     found = predict.predictions(plans)
     seconds = {one.recipe: one.anchored_seconds for one in found}
     words = {recipe: f"{s:.0f} s (estimate)" for recipe, s in seconds.items() if s is not None}

@@ -1,18 +1,17 @@
 """Finds runs and logs below folders; sets aside what cannot be read, with the reason."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from errors import UserError
-from reporting import archive, manifest, mlperf_log
+from reporting import archive, mlperf_log
 from reporting.run_folder import read_run
-from reporting.runs import Run, read_json
+from reporting.runs import Run
+from run import files
+from sweeps import manifest
 
-MANIFEST = "manifest.jsonl"
 CHECKPOINTS = "checkpoints"  # of a run: hundreds of folders, and nothing to report
 ANOTHER = "ANOTHER result (of other code, devices or, on a CPU, another number of cores?)"
 RUN_FILES = ("run.json", "config.json", "curve.csv")  # any of them makes a folder that of a run
@@ -40,7 +39,7 @@ def collect(roots: Iterable[Path]) -> tuple[list[Run], list[Problem]]:
     # Each place once, under the name that was given: a report must not tell of this machine.
     for path in sorted({place.resolve(): place for place in _places(roots)}.values()):
         try:
-            if path.name == MANIFEST:
+            if path.name == manifest.NAME:
                 problems += _lost(path)
             elif path.name == archive.NAME:
                 for found in archive.read(path):
@@ -80,7 +79,7 @@ def _places(roots: Iterable[Path]) -> Iterator[Path]:
 def _is_of_several(name: str) -> bool:
     """Whether a file tells of runs: an MLPerf log, an archive, a sweep's manifest."""
     is_log = name.startswith("result") and name.endswith(".txt")
-    return is_log or name in (archive.NAME, MANIFEST)
+    return is_log or name in (archive.NAME, manifest.NAME)
 
 
 def _lost(path: Path) -> list[Problem]:
@@ -97,7 +96,7 @@ def _lost(path: Path) -> list[Problem]:
 def _recipe(path: Path) -> str | None:
     """Returns the recipe of a folder that has no readable run.json, if its config tells."""
     try:
-        return str(read_json(path / "config.json").get("recipe") or "") or None
+        return str(files.read_json(path / "config.json").get("recipe") or "") or None
     except (OSError, UserError):
         return None
 

@@ -1,7 +1,5 @@
 """Comparisons between recipes: may they be compared, by how much do they differ, is it shown."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from typing import Any

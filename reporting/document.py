@@ -1,7 +1,5 @@
 """Everything a report says, as one plain dict: the content of report.json."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Pieces of the page: everything that is shown is escaped here."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from html import escape
 

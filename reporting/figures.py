@@ -1,7 +1,5 @@
 """Figures of the report as SVG text; the same runs give the same bytes."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Mapping, Sequence
 from typing import Any

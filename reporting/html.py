@@ -1,7 +1,5 @@
 """report.html: one self-contained file that opens offline. The verdict comes first."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

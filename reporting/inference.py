@@ -3,8 +3,6 @@
 Everything is deterministic: resampling draws from a generator with a fixed seed.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence

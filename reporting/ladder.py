@@ -4,8 +4,6 @@ The smallest budget whose median final accuracy reaches the target is the faires
 target": no run is judged in the middle of its schedule.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +12,7 @@ import numpy as np
 
 from reporting import inference
 from reporting.rows import Row, finite, flatten
-from reporting.runs import TIE_TOLERANCE
+from run.schema import TIE_TOLERANCE, reaches
 
 STRETCHED = {"total_steps", "schedule.warmup_steps", "schedule.decay_end_step"}
 
@@ -78,7 +76,7 @@ def summarise(rows: Sequence[Row]) -> dict[str, Any]:
     budgets = np.array([row.first.total_steps for row in rows], dtype=float)
     target = rows[0].first.target_accuracy
     medians = np.array([row.median_bounds()[0] for row in rows])
-    smallest = [b for b, m in zip(budgets, medians, strict=True) if m >= target - TIE_TOLERANCE]
+    smallest = [b for b, m in zip(budgets, medians, strict=True) if reaches(m, target)]
     return {
         "recipe": rows[0].name,
         "dataset": rows[0].first.dataset,

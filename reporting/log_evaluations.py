@@ -1,7 +1,5 @@
 """The evaluations of an MLPerf log and the epochs between them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise

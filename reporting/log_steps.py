@@ -6,8 +6,6 @@ from 0, some floor them. But the schedule is logged in steps: only the right rou
 planned length (warm-up + decay) a whole number of loops. Without that, no steps are claimed.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

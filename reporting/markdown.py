@@ -1,7 +1,5 @@
 """A study's README.md and its figures, for the folder that holds its runs.json."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +8,7 @@ from errors import UserError
 from reporting import figures, html, provenance, screen
 from reporting.markdown_table import table
 from reporting.rows import Row
-from reporting.runs import read_json
+from run import files
 
 OTHER_BATCH = "not comparable: other batch"  # said once, by the titles
 
@@ -149,20 +147,20 @@ def _cells(row: dict[str, Any]) -> list[str]:
     ]
 
 
-def _tuning(files: Sequence[Path], rows: Sequence[Row]) -> Iterator[str]:
+def _tuning(paths: Sequence[Path], rows: Sequence[Row]) -> Iterator[str]:
     """What the trials chose: each file holds all of them, with their accuracies.
 
     Args:
       rows: of this page, whose recipes and seeds are held against the trials'.
     """
-    if not files:
+    if not paths:
         return
     lines, alike, fresh = [], True, True
     seeds = {run.seed for row in rows for run in row.runs}
     untuned = {row.first.recipe for row in rows if row.first.kind == "run"}
-    for file in files:
+    for file in paths:
         try:
-            found = read_json(file)
+            found = files.read_json(file)
             lines += [[f"[{file.name}]({file.name})", *_chosen(r, of)] for r, of in found.items()]
             trials = [trial for of in found.values() for trial in of["trials"]]
             fresh &= not {int(s) for trial in trials for s in trial["final_accuracy"]} & seeds

@@ -1,7 +1,5 @@
 """metrics.csv of runs: learning rate, loss and the optimizer's counters over steps."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 Source of the format: MLCommons logging, `compliance_checker/mlp_parser`.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -7,8 +7,6 @@ Exit status: 0 all logs comply, and closed-division recipes keep the reference c
 so; 2 user error.
 """
 
-from __future__ import annotations
-
 import logging
 import shutil
 import sys
@@ -20,12 +18,11 @@ from pathlib import Path
 from mlperf_logging.compliance_checker import mlp_compliance
 from mlperf_logging.rcp_checker import rcp_checker
 
-from errors import USER_ERROR, UserError
-from one_line_parser import OneLineParser
+from errors import USER_ERROR, OneLineParser, UserError
 from reporting import mllog
 from reporting.mlperf_log import TRAIN_EXAMPLES
 from reporting.mlperf_rules import N_RUNS
-from reporting.runs import read_json
+from run import files
 
 RULESETS = ("1.0.0", "4.0.0")
 
@@ -65,7 +62,7 @@ def find(roots: Sequence[Path]) -> list[LogFile]:
 def _describe(path: Path) -> LogFile:
     group = str(path.parent)
     if (path.parent / "run.json").exists():
-        group = str(read_json(path.parent / "run.json").get("recipe", group))
+        group = str(files.read_json(path.parent / "run.json").get("recipe", group))
     try:
         log = mllog.read(path)[0]
     except ValueError:  # the checker will say what is wrong with it

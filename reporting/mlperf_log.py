@@ -1,7 +1,5 @@
 """MLPerf result files of any submitter as runs."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,10 +7,10 @@ from typing import Any
 
 from errors import UserError
 from reporting import log_evaluations, log_steps, mllog
-from reporting.curves import Point
 from reporting.log_evaluations import Evaluation
 from reporting.mllog import Line, Log, as_number
-from reporting.runs import TIE_TOLERANCE, Run
+from reporting.runs import Point, Run
+from run.schema import reaches
 
 TARGET_ACCURACY = 0.759  # MLPerf training rules, ResNet, since v0.6
 TRAIN_EXAMPLES = 1_281_167
@@ -46,10 +44,7 @@ def _run(path: Path, log: Log, part: str) -> Run:
     evaluations = log_evaluations.evaluations(log, f"{path.name}{part}")
     batch = _batch(header, f"{path.name}{part}")
     steps, planned = _steps(header, batch, evaluations)
-    hit = next(
-        (i for i, e in enumerate(evaluations) if e.accuracy >= TARGET_ACCURACY - TIE_TOLERANCE),
-        None,
-    )
+    hit = next((i for i, e in enumerate(evaluations) if reaches(e.accuracy, TARGET_ACCURACY)), None)
     status, seconds, notes = _clock(log, hit is not None)
     accuracies = [e.accuracy for e in evaluations]
     curve = tuple(Point(s, a) for s, a in zip(steps, accuracies, strict=False))

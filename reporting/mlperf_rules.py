@@ -3,8 +3,6 @@
 Source: MLCommons training policies, training_rules.adoc, "Run results".
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

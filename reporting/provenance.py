@@ -1,7 +1,5 @@
 """Where rows come from: settings that differ, code, versions, devices, cost."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,12 +1,10 @@
 """Published results as data (results/published/), set beside ours and never merged with them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from reporting.runs import read_json
+from run import files
 
 FOLDER = Path(__file__).resolve().parent.parent / "results" / "published"
 IMAGENET = "imagenet2012"
@@ -16,7 +14,7 @@ def load() -> list[dict[str, Any]]:
     """Returns the published entries, each with its source and protocol."""
     entries = []
     for name in ("seed_table.json", "mlperf_results.json"):
-        table = read_json(FOLDER / name)
+        table = files.read_json(FOLDER / name)
         shared = {key: table.get(key) for key in ("source", "protocol", "hardware")}
         entries += [shared | row for row in table["rows"]]
     return entries

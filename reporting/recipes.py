@@ -1,7 +1,5 @@
 """docs/recipes.md's table of values: python -m reporting.recipes writes it anew from configs/."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Sequence

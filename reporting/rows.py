@@ -1,7 +1,5 @@
 """Rows of the comparison table: runs that differ in nothing but the seed, and their statistics."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

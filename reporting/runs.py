@@ -4,26 +4,22 @@ Two measures are kept apart everywhere: (A) the first evaluation at or above the
 and (B) the accuracy at the end of a fixed budget of steps.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from errors import UserError
-from reporting.curves import Point
+from configs.fields import SAME_ROW
 
-# Two middle counts may average to the target exactly; their float average may miss it by one ulp.
-TIE_TOLERANCE = 1e-9
 
-# Fields that change no result of a run: `workdir.MAY_CHANGE` is among them.
-NOT_COMPARED = {
-    "seed", "data_dir", "log_every_steps", "checkpoint_every_steps", "checkpoint_every_minutes",
-    "keep_checkpoints", "on_divergence", "allow_host_count_change", "unverified", "assumed",
-}  # fmt: skip
+@dataclass(frozen=True)
+class Point:
+    """One evaluation: step = completed updates; accuracy a fraction; loss None if not finite."""
+
+    step: int
+    accuracy: float
+    loss: float | None = None
 
 
 @dataclass(frozen=True)
@@ -91,26 +87,13 @@ class Run:
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Returns {"schedule.peak_learning_rate": 1.0, ...} without the fields in NOT_COMPARED."""
+    """Returns {"schedule.peak_learning_rate": 1.0, ...} without the fields of `SAME_ROW`."""
     flat: dict[str, Any] = {}
     for key, value in config.items():
-        if key in NOT_COMPARED:
+        if prefix + key in SAME_ROW:
             continue
         if isinstance(value, Mapping):
             flat |= flatten(value, f"{prefix}{key}.")
         else:
             flat[prefix + key] = value
     return flat
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Returns the JSON object in `path`; UserError with one line if it holds none."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path.name}: not UTF-8 text") from error
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise UserError(f"{path.name}: not readable as JSON ({error})") from error
-    if not isinstance(value, dict):
-        raise UserError(f"{path.name}: a JSON object is expected, not {type(value).__name__}")
-    return value

@@ -1,7 +1,5 @@
 """The comparison table as plain text, at most 100 columns."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Sequence
 from typing import Any

@@ -1,14 +1,12 @@
 """Statistics of one row: the rows of report.json."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
 
 from reporting import inference, mlperf_rules
 from reporting.rows import Row, finite
-from reporting.runs import TIE_TOLERANCE
+from run.schema import reaches
 
 REDUCTIONS = (0.05, 0.10, 0.20, 0.31)  # fewer steps, as fractions; the last is the published one
 
@@ -78,7 +76,7 @@ def claim(row: Row) -> dict[str, Any]:
     finals, target = row.finals(), row.first.target_accuracy
     if not len(finals):
         return {"reaches_target": None, "margin": None}
-    lowest, highest = (bound >= target - TIE_TOLERANCE for bound in row.median_bounds())
+    lowest, highest = (reaches(bound, target) for bound in row.median_bounds())
     return {
         "reaches_target": lowest if lowest == highest else None,
         "margin": finite(float(np.median(finals)) - target),

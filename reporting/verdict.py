@@ -1,7 +1,5 @@
 """A comparison in plain words. The words are pinned by tests: people quote them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from reporting.inference import ALPHA

@@ -18,11 +18,10 @@ from collections.abc import Sequence
 
 import report
 import sweep
-from errors import DONE, FAILED, PREEMPTED, USER_ERROR, UserError
-from one_line_parser import OneLineParser
+from errors import DONE, FAILED, PREEMPTED, USER_ERROR, OneLineParser, UserError
 from reporting import archive, output
 from studies import plan
-from sweeps import attempt
+from sweeps import process
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
@@ -69,10 +68,19 @@ def run(commands: Sequence[Sequence[str]]) -> int:
     statuses = []
     for i, command in enumerate(commands, 1):
         print(f"[{i} of {len(commands)}] {said(command)}", flush=True)
-        statuses.append(attempt.call([str(ROOT / "sweep.py"), *command]))
+        statuses.append(process.call([str(ROOT / "sweep.py"), *command]))
         if statuses[-1] not in (DONE, FAILED):
             return statuses[-1]
     return max(statuses)
+
+
+def _text(path: pathlib.Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{path}: is not UTF-8 text; remove it, and run the command again"
+        ) from error
 
 
 def keep(commands: Sequence[Sequence[str]], out: pathlib.Path, results: pathlib.Path) -> None:
@@ -85,7 +93,7 @@ def keep(commands: Sequence[Sequence[str]], out: pathlib.Path, results: pathlib.
         options, overrides = sweep.arguments(command)
         if options.trials:
             name = "_".join(["trials", *options.out.relative_to(out).parts[:-1]])
-            texts[results / f"{name}.json"] = (options.out / "trials.json").read_text("utf-8")
+            texts[results / f"{name}.json"] = _text(options.out / "trials.json")
         else:
             folders += [planned.folder for planned in sweep.planned(options, overrides)]
     texts[results / archive.NAME] = archive.text(out, folders)

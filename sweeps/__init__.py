@@ -1,1 +1,1 @@
-"""Many runs: which, in what order, by whom, and what became of them."""
+"""Many runs: which ones, in which order, on which processes, and how each of them ended."""

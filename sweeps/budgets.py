@@ -1,4 +1,4 @@
-"""Budget ladders: a recipe at another number of steps, its schedule stretched to it."""
+"""Budget ladders: a recipe at another number of steps, with its schedule scaled to it."""
 
 from ml_collections import ConfigDict
 
@@ -6,31 +6,31 @@ from errors import UserError
 
 
 def parse(text: str) -> list[int]:
-    """'34,40,48' -> [34, 40, 48]; UserError: no whole numbers of steps, or one twice."""
+    """Parses '34,40,48'; UserError for anything but distinct whole numbers of steps."""
     try:
         budgets = [int(word) for word in text.split(",")]
     except ValueError as e:
-        raise UserError(f"budgets={text}: needs numbers of steps, as 34,40,48") from e
+        raise UserError(f"budgets={text}: must be numbers of steps, as 34,40,48") from e
     if min(budgets) < 1:
-        raise UserError(f"budgets={text}: a run needs at least 1 step")
+        raise UserError(f"budgets={text}: must be at least 1 step")
     if len(set(budgets)) < len(budgets):
-        raise UserError(f"budgets={text}: names a budget twice")
+        raise UserError(f"budgets={text}: names a budget twice; leave one out")
     return budgets
 
 
 def group(total_steps: int) -> str:
-    """The folder between recipe and seed: steps_000034."""
+    """Returns the folder between recipe and seed, such as steps_000034."""
     return f"steps_{total_steps:06d}"
 
 
 def stretched(config: ConfigDict, total_steps: int) -> list[str]:
-    """Overrides that run the config for `total_steps` with its schedule in the same proportions.
+    """Returns overrides that train for `total_steps` with a schedule of the same proportions.
 
-    Multiplied by total_steps / config.total_steps: `schedule.warmup_steps` and
-    `schedule.decay_end_step`; the decay's length follows, being what is left of total_steps.
-    All else stays as it is: learning rates, powers, the cadences of evaluation, log and checkpoint
-    (every run is evaluated at its end, too), and counts of steps inside the optimizer, as Shampoo's
-    `start_preconditioning_step`: statistics settle in steps, not in a share of the budget.
+    `schedule.warmup_steps` and `schedule.decay_end_step` are multiplied by total_steps /
+    config.total_steps. The decay takes the remaining steps. Everything else keeps its value:
+    learning rates, powers, the cadences of evaluation, log and checkpoint, and numbers of steps of
+    the optimizer, such as Shampoo's `start_preconditioning_step`, because statistics settle after a
+    number of steps and not after a share of the budget.
     """
     factor = total_steps / config.total_steps
     return [f"--config.total_steps={total_steps}"] + [

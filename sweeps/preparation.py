@@ -1,30 +1,35 @@
-"""What is checked and made before the first run starts, so that no worker meets it."""
+"""Checks and data preparation before the first run starts."""
 
 import subprocess
 import sys
-
-from ml_collections import ConfigDict
+from collections.abc import Iterable
 
 import input_pipeline
 from errors import UserError
 from input_pipeline import spec
+from sweeps.runs import Run
 
 
-def check_parts(config: ConfigDict) -> None:
-    """Raises UserError for a data set or an optimizer that cannot be built."""
-    import jax  # late: --help need not start it
+def check_parts(runs: Iterable[Run], *, on_cpu: bool) -> None:
+    """Raises UserError if the data set or the optimizer of a run cannot be built.
+
+    Args:
+      on_cpu: whether this process leaves the accelerators to its workers.
+    """
+    import jax  # imported late, so that --help is fast
 
     from configs import optimizers
 
-    jax.config.update("jax_platforms", "cpu")  # accelerators are for the processes that train
-    input_pipeline.describe(**config.dataset.to_dict())
-    optimizers.from_recipe(
-        config.optimizer.to_dict(), config.schedule.to_dict(), config.total_steps
-    )
+    if on_cpu:
+        jax.config.update("jax_platforms", "cpu")
+    for run in {(run.recipe, run.group): run for run in runs}.values():  # seeds do not matter
+        config = run.config()
+        input_pipeline.describe(**config.dataset.to_dict())
+        optimizers.from_recipe(config)
 
 
 def require_data(name: str, data_dir: str) -> None:
-    """Raises UserError unless the data set is there: hosts must not prepare it all at once."""
+    """Raises UserError unless the data set is prepared: hosts must not do so at once."""
     if spec.locate(name, data_dir) is None:
         raise UserError(
             f"dataset.data_dir={data_dir}: {name} is not prepared there; before a sweep on several "
@@ -33,10 +38,10 @@ def require_data(name: str, data_dir: str) -> None:
 
 
 def prepare_data(name: str, data_dir: str) -> None:
-    """Prepares a data set that is not there yet, in a process of its own.
+    """Prepares a missing data set, in a separate process.
 
     Raises:
-      UserError: it cannot be made or fetched; the message says what to do.
+      UserError: it cannot be prepared; the message says what to do.
     """
     if spec.locate(name, data_dir) is None:
         command = [sys.executable, "-m", "input_pipeline", f"--name={name}"]

@@ -1,8 +1,8 @@
-"""A sweep on a SLURM cluster through submitit: one array, a task takes one run.
+"""A sweep on a SLURM cluster through submitit: one array with one task per run.
 
-A task that is preempted or runs out of time lets its run save and is queued again. The sweep's own
-process waits for the jobs and keeps the manifest; if it is stopped, they go on, and the same
-command waits for them again. OUT must be on a file system that the nodes share, as must this code.
+A task that is preempted or out of time saves its run and is queued again. The process of the sweep
+waits for the jobs and writes the manifest. If it is stopped, the jobs continue, and the same
+command waits for them again. OUT and this code must be on a file system that the nodes share.
 """
 
 import argparse
@@ -15,9 +15,9 @@ from typing import Any
 
 from etils import epath
 
-import workdir as files
 from errors import UserError
-from sweeps.attempt import ROOT, Attempt, command
+from run import files
+from sweeps.process import ROOT, RunProcess, command
 from sweeps.queue import Queue
 from sweeps.runs import Run
 
@@ -26,80 +26,82 @@ MOST_REQUEUES = 1000
 
 
 class Task:
-    """What runs on a node; submitit pickles it and calls `checkpoint` when it must go."""
+    """The function that runs on a node. submitit pickles it, and calls `checkpoint` to stop it."""
 
     def __init__(self, run: Run, command: Sequence[str]):
         self.run, self.command = run, command
-        self.attempt: Attempt | None = None
+        self.process: RunProcess | None = None
 
     def __call__(self) -> str:
-        self.attempt = Attempt(self.run, self.command)
-        return self.attempt.status()
+        self.process = RunProcess(self.run, self.command)
+        return self.process.status()
 
     def checkpoint(self) -> Any:
-        """Called by submitit's signal handler: saves, and says what is to be queued again."""
+        """Saves and returns the task to queue again; called by submitit's signal handler."""
         import submitit
 
-        if self.attempt:
-            self.attempt.stop()
+        if self.process:
+            self.process.stop()
         return submitit.helpers.DelayedSubmission(Task(self.run, self.command))
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("a SLURM cluster (needs make setup EXTRA=slurm)")
-    group.add_argument("--slurm", action="store_true", help="one array, a task takes one run")
-    group.add_argument("--slurm_partition", help="the cluster's default if not given")
-    group.add_argument("--slurm_minutes", type=int, default=60, help="of a task; then it continues")
-    group.add_argument("--slurm_cpus", type=int, default=2, help="of a task")
-    group.add_argument("--slurm_gpus", type=int, default=0, help="of a task")
-    group.add_argument("--slurm_parallel", type=int, default=256, help="most tasks at a time")
+    group.add_argument("--slurm", action="store_true", help="one array, with one task per run")
+    group.add_argument("--slurm_partition", help="default: that of the cluster")
+    group.add_argument("--slurm_minutes", type=int, default=60, help="time limit per task")
+    group.add_argument("--slurm_cpus", type=int, default=2, help="CPUs per task")
+    group.add_argument("--slurm_gpus", type=int, default=0, help="GPUs per task")
+    group.add_argument("--slurm_parallel", type=int, default=256, help="number of tasks at a time")
 
 
 def parameters(options: argparse.Namespace) -> dict[str, Any]:
-    """What submitit's executor is told about a task; {} without --slurm.
+    """Returns the parameters of submitit's executor; {} without --slurm.
 
     Raises:
-      UserError: a number below its least.
+      UserError: a number is too small.
     """
     if not options.slurm:
         return {}
     for field, least in (("minutes", 1), ("cpus", 1), ("gpus", 0), ("parallel", 1)):
         if (value := getattr(options, f"slurm_{field}")) < least:
-            raise UserError(f"slurm_{field}={value}: needs at least {least}")
-    found = {
+            raise UserError(f"slurm_{field}={value}: must be at least {least}")
+    settings = {
         "name": "sweep",
         "timeout_min": options.slurm_minutes,
         "cpus_per_task": options.slurm_cpus,
         "gpus_per_node": options.slurm_gpus,
         "slurm_array_parallelism": options.slurm_parallel,
     }
-    return found | ({"slurm_partition": options.slurm_partition} if options.slurm_partition else {})
+    if options.slurm_partition:
+        settings["slurm_partition"] = options.slurm_partition
+    return settings
 
 
 def executor(out: pathlib.Path, settings: Mapping[str, Any], cluster: str = "slurm") -> Any:
-    """submitit's executor, which keeps its files in OUT/.slurm.
+    """Returns submitit's executor, which keeps its files in OUT/.slurm.
 
     Raises:
-      UserError: submitit is not installed, or there is no SLURM here.
+      UserError: submitit is not installed, or this is not a SLURM cluster.
     """
     try:
         import submitit
 
-        made = submitit.AutoExecutor(
+        executor = submitit.AutoExecutor(
             out.absolute() / ".slurm", cluster=cluster, slurm_max_num_timeout=MOST_REQUEUES
         )
     except ImportError as e:
         raise UserError("slurm: needs submitit; make setup EXTRA=slurm installs it") from e
     except RuntimeError as e:
-        raise UserError(f"slurm: is not to be had here ({e}); run it where sbatch is") from e
-    made.update_parameters(**settings)
+        raise UserError(f"slurm: not available here ({e}); run it where sbatch is") from e
+    executor.update_parameters(**settings)
     path = os.environ.get("PYTHONPATH")  # the nodes import `Task` from here
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), path]))
-    return made
+    return executor
 
 
 def run_all(queue: Queue, executor: Any, poll_seconds: float = POLL_SECONDS) -> None:
-    """Submits all that waits and waits for it; what is to be tried again is submitted again."""
+    """Submits all waiting runs and waits for them; runs to try again are submitted again."""
     jobs = attached(queue, executor.folder)
     while not queue.is_over:
         if queue.waiting:
@@ -111,30 +113,30 @@ def run_all(queue: Queue, executor: Any, poll_seconds: float = POLL_SECONDS) -> 
 
 
 def submit(queue: Queue, executor: Any) -> dict[Run, Any]:
-    """One array of all that waits; notes the jobs' ids for a later call."""
-    asked = list(queue.waiting)
+    """Submits one array of all waiting runs, and stores the job ids for a later call."""
+    runs = list(queue.waiting)
     with executor.batch():
-        jobs = [executor.submit(Task(run, command(run))) for run in asked]
-    for run in asked:
+        jobs = [executor.submit(Task(run, command(run))) for run in runs]
+    for run in runs:
         queue.take(run, "submitted")
     file = epath.Path(executor.folder) / "jobs.json"
-    known = files.read_json(file) if file.exists() else {}
-    ids = {str(run.folder): job.job_id for run, job in zip(asked, jobs, strict=True)}
-    files.write_json(file, known | ids)
-    return dict(zip(asked, jobs, strict=True))
+    stored = files.read_json(file) if file.exists() else {}
+    ids = {str(run.folder): job.job_id for run, job in zip(runs, jobs, strict=True)}
+    files.write_json(file, stored | ids)
+    return dict(zip(runs, jobs, strict=True))
 
 
 def attached(queue: Queue, folder: pathlib.Path) -> dict[Run, Any]:
-    """The jobs of an earlier call that are still on the cluster."""
+    """Returns the jobs of an earlier call that are still on the cluster."""
     import submitit
 
     try:
-        known = json.loads((folder / "jobs.json").read_text())
+        ids = json.loads((folder / "jobs.json").read_text())
     except FileNotFoundError:
         return {}
     jobs = {}
     for run in list(queue.waiting):
-        if job_id := known.get(str(run.folder)):
+        if job_id := ids.get(str(run.folder)):
             job: Any = submitit.SlurmJob(folder, job_id)
             if not job.done():
                 queue.take(run, "submitted")
@@ -143,10 +145,10 @@ def attached(queue: Queue, folder: pathlib.Path) -> dict[Run, Any]:
 
 
 def status(run: Run, job: Any) -> str:
-    """How a finished job's run ended."""
+    """Returns how the run of a finished job ended."""
     try:
         return job.result()
-    except Exception as e:  # whatever a task raised, and all that SLURM does to one
+    except Exception as e:  # anything that a task raised or that SLURM did to it
         if run.is_complete():
             return str(run.status())
         last = str(e).strip().splitlines() or [type(e).__name__]

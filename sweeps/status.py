@@ -1,4 +1,4 @@
-"""How a sweep stands, from its files alone: alive or dead, from any process, without JAX.
+"""The status of a sweep, read from its files: works while it runs and afterwards, without JAX.
 
 python sweep.py --status=runs/first
 """
@@ -6,73 +6,66 @@ python sweep.py --status=runs/first
 import csv
 import dataclasses
 import datetime
-import fcntl
 import math
 import pathlib
 import re
 import statistics
 from collections.abc import Iterator
 
-from errors import UserError
-from reporting import manifest
-from reporting.runs import read_json
-from sweeps.queue import GIVEN_UP
-from sweeps.runs import STOPPED_EARLY
+from etils import epath
 
-ENDED = ("done", "diverged", STOPPED_EARLY)
+from errors import UserError
+from run import files
+from sweeps import manifest
+
+LOCK = ".lock"
+FAILED = ("crashed", "failed")
+ENDED = ("done", "diverged")
 STATUSES = (*ENDED, "failed", "aborted", "running", "stopped", "waiting")
 
 
 @dataclasses.dataclass(frozen=True)
 class Progress:
-    """One run: one of STATUSES, and for a running one the step that its files tell of."""
+    """The status of a run, one of STATUSES, and the last step in its files."""
 
     status: str
     step: int = 0
     total_steps: int = 0
-    seconds: float = 0.0  # spent so far, or in all
+    seconds: float = 0.0  # spent so far
 
     @property
     def seconds_left(self) -> float:
         return self.seconds * (self.total_steps - self.step) / self.step if self.step else 0.0
 
 
-def is_alive(out: pathlib.Path) -> bool:
-    """Whether a sweep holds the folder's lock; a dead one's is gone with it."""
-    try:
-        with (out / ".lock").open() as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return True
-    return False
+def progress(folder: epath.Path, last: str, is_active: bool) -> Progress:
+    """Returns the progress of a run.
 
-
-def progress(folder: pathlib.Path, last: str, alive: bool) -> Progress:
-    """Args: `last` is the status of the manifest's last line."""
+    Args:
+      last: the status in the manifest's last line.
+      is_active: whether the sweep is running.
+    """
     try:
-        record = read_json(folder / "run.json")
+        record = files.read_json(folder / "run.json")
         seconds = record.get("seconds") or {}
-        given_up = record["status"] == "aborted" and last.startswith(GIVEN_UP)
-        early = str(record.get("reason")).startswith(STOPPED_EARLY)
-        status = "failed" if given_up else STOPPED_EARLY if early else str(record["status"])
+        has_failed = record["status"] == "aborted" and last.startswith(FAILED)
+        status = "failed" if has_failed else str(record["status"])
         if status != "aborted" or last not in ("started", "submitted"):  # else it is tried again
             return Progress(status, seconds=sum(seconds.get(k, 0.0) for k in ("train", "eval")))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         pass
-    if last.startswith(GIVEN_UP):
+    if last.startswith(FAILED):
         return Progress("failed")
-    begun = last == "started" or (last == "submitted" and (folder / "config.json").exists())
-    if last in ("waiting", "submitted") and not begun:
+    is_started = last == "started" or (last == "submitted" and (folder / "config.json").exists())
+    if last in ("waiting", "submitted") and not is_started:
         return Progress("waiting")
-    return Progress("running" if alive and begun else "stopped", *_step(folder))
+    return Progress("running" if is_active and is_started else "stopped", *_step(folder))
 
 
-def _step(folder: pathlib.Path) -> tuple[int, int, float]:
-    """(last step that was written down, of how many, seconds so far)."""
+def _step(folder: epath.Path) -> tuple[int, int, float]:
+    """Returns (last step in the files, total steps, seconds so far)."""
     try:
-        total = int(read_json(folder / "config.json")["total_steps"])
+        total = int(files.read_json(folder / "config.json")["total_steps"])
         with (folder / "timing.csv").open() as f:
             row = list(csv.DictReader(f))[-1]
         seconds = float(row["train_seconds"]) + float(row["eval_seconds"])
@@ -81,33 +74,35 @@ def _step(folder: pathlib.Path) -> tuple[int, int, float]:
         return 0, 0, 0.0
 
 
-def lines(out: pathlib.Path) -> Iterator[str]:
-    """A line per recipe and budget, and one for every run that is under way.
+def lines(out: epath.Path) -> Iterator[str]:
+    """Yields a line per recipe and budget, and one per running run.
 
     Raises:
-      UserError: no sweep was ever at work there.
+      UserError: the folder contains no sweep.
     """
-    entries = manifest.read(out / "manifest.jsonl")
+    entries = manifest.read(out / manifest.NAME)
     if not entries:
-        raise UserError(f"status={out}: holds no manifest.jsonl; give the --out of a sweep")
-    alive = is_alive(out)
+        raise UserError(f"status={out}: contains no manifest.jsonl; give the --out of a sweep")
+    is_active = files.is_locked(out / LOCK)
     groups: dict[str, dict[str, Progress]] = {}
     for folder, entry in sorted(entries.items()):
         group = re.sub(r"trial_\d+", "trials", str(pathlib.PurePath(folder).parent))
-        groups.setdefault(group, {})[folder] = progress(out / folder, entry.status, alive)
+        groups.setdefault(group, {})[folder] = progress(out / folder, entry.status, is_active)
     n_running = sum(p.status == "running" for runs in groups.values() for p in runs.values())
     for group, runs in groups.items():
         yield f"{group:<32} {_counts(list(runs.values()))}"
         for folder, run in runs.items():
             if run.status == "running":
                 yield f"  {folder}: {_where(run)}"
-    every = [run for runs in groups.values() for run in runs.values()]
-    left = sum(seconds_left(list(runs.values()), every) for runs in groups.values())
+    all_runs = [run for runs in groups.values() for run in runs.values()]
+    left = sum(seconds_left(list(runs.values()), all_runs) for runs in groups.values())
     is_complete = all(p.status in ENDED for runs in groups.values() for p in runs.values())
     then = "all runs have ended" if is_complete else "the same command continues"
-    state = "at work" if alive else f"not at work; {then}"
+    state = "is running" if is_active else f"is not running; {then}"
     rest = (
-        f", about {_time(left / max(n_running, 1))} left" if alive and 0 < left < math.inf else ""
+        f", about {_time(left / max(n_running, 1))} left"
+        if is_active and 0 < left < math.inf
+        else ""
     )
     yield f"sweep {state}{rest}"
 
@@ -127,14 +122,15 @@ def _time(seconds: float) -> datetime.timedelta:
     return datetime.timedelta(seconds=round(seconds))
 
 
-def seconds_left(runs: list[Progress], every: list[Progress]) -> float:
-    """Of one worker: what is under way, and the median of the finished for each that waits.
+def seconds_left(runs: list[Progress], all_runs: list[Progress]) -> float:
+    """Estimates the seconds left for one worker: the rest of running runs, and all waiting ones.
 
-    Where none of a recipe and budget is finished, those of all of them serve; infinite without any.
+    A waiting run takes the median of the finished runs of its recipe and budget, or else of all
+    runs; infinite if none is finished.
     """
     finished = [run.seconds for run in runs if run.status in ENDED]
-    finished = finished or [run.seconds for run in every if run.status in ENDED]
+    finished = finished or [run.seconds for run in all_runs if run.status in ENDED]
     each = statistics.median(finished) if finished else math.inf
     waiting = sum(run.status in ("waiting", "stopped") for run in runs)
-    under_way = sum(run.seconds_left for run in runs if run.status == "running")
-    return under_way + (waiting * each if waiting else 0.0)
+    running = sum(run.seconds_left for run in runs if run.status == "running")
+    return running + (waiting * each if waiting else 0.0)

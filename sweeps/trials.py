@@ -1,11 +1,11 @@
-"""Hyperparameter trials: quasi-random points, the same number for every optimizer, all published.
+"""Hyperparameter trials: the same number of quasi-random points for every optimizer.
 
     python sweep.py --recipes="lars:digits sm3:digits" --trials=24 --seeds=0:3 --out=runs/tuning
     python sweep.py --recipes="lars:digits sm3:digits" --tuned=runs/tuning/trials.json \\
         --budgets=48,60,76 --seeds=100:110 --out=runs/ladder
 
-A trial is a point of the recipe's SEARCH ranges, run with every seed as OUT/RECIPE/trial_007/.
-Chosen is the point with the best median final accuracy; fresh seeds are then the honest measure.
+A trial is a point of the recipe's SEARCH ranges, trained with every seed in OUT/RECIPE/trial_007/.
+The point with the best median final accuracy is chosen. Measure it with seeds that were not used.
 """
 
 import importlib
@@ -18,45 +18,48 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-import workdir as files
 from configs.search import Range
 from errors import UserError
-from reporting.run_folder import read_run
+from run import files
+from run.schema import read_run
 from sweeps.runs import Run
 
-POINTS_SEED = 0  # of the scrambling: every study draws the same points
+POINTS_SEED = 0  # scrambles the sequence: every study draws the same points
 MOST_TRIALS = 1000
 
 
 def ranges(recipe: str, fields: str | None = None) -> Mapping[str, Range]:
-    """SEARCH of the recipe's file, or those of its fields that are named, with commas between.
+    """Returns the SEARCH ranges of the recipe's file.
+
+    Args:
+      fields: names of the fields to use, separated by commas; None for all.
 
     Raises:
-      UserError: it has none, or not this field.
+      UserError: the file has no ranges, or none for a field.
     """
     module = importlib.import_module(f"configs.{recipe.partition(':')[0]}")
-    found = getattr(module, "SEARCH", None)
-    if not found:
+    search = getattr(module, "SEARCH", None)
+    if not search:
         raise UserError(
             f"trials: {recipe} has no ranges; give configs/{recipe.partition(':')[0]}.py a "
             'SEARCH = {"schedule.peak_learning_rate": search.Range(0.1, 10.0)}'
         )
-    asked = fields.split(",") if fields else list(found)
-    for field in asked:
-        if field not in found:
-            raise UserError(f"search={field}: {recipe} has ranges for {', '.join(found)}")
-    return {field: found[field] for field in asked}
+    names = fields.split(",") if fields else list(search)
+    for field in names:
+        if field not in search:
+            raise UserError(f"search={field}: {recipe} has ranges for {', '.join(search)}")
+    return {field: search[field] for field in names}
 
 
 def points(search: Mapping[str, Range], n: int) -> list[dict[str, float]]:
-    """The first n points of the scrambled Halton sequence: more trials keep those made before.
+    """Returns the first n points of a scrambled Halton sequence; a larger n keeps the others.
 
     Raises:
       UserError: n is not from 1 to MOST_TRIALS.
     """
     if not 1 <= n <= MOST_TRIALS:
-        raise UserError(f"trials={n}: needs a number from 1 to {MOST_TRIALS}")
-    from scipy.stats import qmc  # late: half a second that few commands need
+        raise UserError(f"trials={n}: must be from 1 to {MOST_TRIALS}")
+    from scipy.stats import qmc  # imported late: it takes half a second
 
     shares = qmc.Halton(len(search), scramble=True, rng=np.random.default_rng(POINTS_SEED))
     return [
@@ -66,7 +69,7 @@ def points(search: Mapping[str, Range], n: int) -> list[dict[str, float]]:
 
 
 def group(trial: int) -> str:
-    """The folder between recipe and seed: trial_007."""
+    """Returns the folder between recipe and seed, such as trial_007."""
     return f"trial_{trial:03d}"
 
 
@@ -77,18 +80,18 @@ def overrides(values: Mapping[str, float]) -> list[str]:
 def write(
     path: pathlib.Path, runs: Sequence[Run], n: int, fields: str | None = None
 ) -> dict[str, Any]:
-    """Writes trials.json: per recipe the ranges, every trial's values and results, the chosen one.
+    """Writes trials.json and returns its content: ranges, trials and the chosen one per recipe.
 
-    Runs that are not finished have accuracy null; a trial's median counts them, and diverged ones,
-    as worse than any other. Returns what it wrote.
+    Runs that are not finished have the accuracy null. In a trial's median they, and diverged runs,
+    count as worse than any other.
     """
     table = {}
     for recipe in {run.recipe: None for run in runs}:
         search = ranges(recipe, fields)
         trials: list[dict[str, Any]] = []
         for i, values in enumerate(points(search, n)):
-            own = [run for run in runs if run.recipe == recipe and run.group == group(i)]
-            trials.append({"trial": i, "values": values} | results(own))
+            repeats = [run for run in runs if run.recipe == recipe and run.group == group(i)]
+            trials.append({"trial": i, "values": values} | results(repeats))
         medians = [-1.0 if t["median"] is None else t["median"] for t in trials]
         best = trials[medians.index(max(medians))]
         table[recipe] = {
@@ -101,19 +104,19 @@ def write(
     return table
 
 
-def told(table: Mapping[str, Any]) -> Iterator[str]:
-    """Says of each recipe which trial was chosen; its values are as the command line takes them."""
-    for recipe, of in table.items():
-        if of["chosen"] is None:
-            yield f"{recipe}: none of {len(of['trials'])} trials was finished, none is chosen"
+def lines(table: Mapping[str, Any]) -> Iterator[str]:
+    """Yields the chosen trial of each recipe, its values as command-line arguments."""
+    for recipe, entry in table.items():
+        if entry["chosen"] is None:
+            yield f"{recipe}: none of {len(entry['trials'])} trials has finished, none is chosen"
             continue
-        best = of["trials"][of["chosen"]]
+        best = entry["trials"][entry["chosen"]]
         accuracy, values = best["median"], " ".join(overrides(best["values"]))
         yield f"{recipe}: trial {best['trial']} chosen, median accuracy {accuracy:.4f}: {values}"
 
 
 def results(runs: Sequence[Run]) -> dict[str, Any]:
-    """Status and final accuracy per seed, and the median over all seeds."""
+    """Returns status and final accuracy per seed, and the median over all seeds."""
     statuses, accuracies = {}, {}
     for run in runs:
         statuses[str(run.seed)] = run.status() or "not run"
@@ -128,18 +131,18 @@ def results(runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def chosen(path: pathlib.Path, recipe: str) -> list[str]:
-    """The overrides of the trial that trials.json chose for a recipe.
+    """Returns the overrides of the trial that trials.json chose for a recipe.
 
     Raises:
-      UserError: the file cannot be read, or chose none for this recipe.
+      UserError: the file cannot be read, or has no chosen trial for this recipe.
     """
     if not path.exists():
         raise UserError(f"tuned={path}: no such file; sweep.py --trials=N writes OUT/trials.json")
     try:
-        found = json.loads(path.read_text())[recipe]
-        return overrides(found["trials"][found["chosen"]]["values"])
+        entry = json.loads(path.read_text())[recipe]
+        return overrides(entry["trials"][entry["chosen"]]["values"])
     except (OSError, ValueError, KeyError, TypeError, IndexError) as e:
         raise UserError(
-            f"tuned={path}: names no chosen trial for {recipe} ({type(e).__name__}: {e}); "
-            "it is what sweep.py --trials=N wrote as OUT/trials.json"
+            f"tuned={path}: has no chosen trial for {recipe} ({type(e).__name__}: {e}); give a "
+            "trials.json that sweep.py --trials=N wrote"
         ) from e

@@ -1,4 +1,4 @@
-"""A worker: a process on cores of its own that takes run after run."""
+"""A worker: a process on its own cores that trains one run after the other."""
 
 import contextlib
 import ctypes
@@ -16,8 +16,8 @@ from sweeps.queue import STOPPED
 from sweeps.runs import Run
 
 PR_SET_PDEATHSIG = 1  # of prctl(2)
-# A CPU step frees and allocates its 100 MB of temporaries anew; by default glibc gives them back to
-# the kernel each time, and a digits step then takes 190 ms instead of 118 (interleaved, one core).
+# A CPU step allocates its 100 MB of temporaries anew. By default glibc returns them to the kernel
+# each time, and a digits step then takes 190 ms instead of 118 (interleaved, on one core).
 ENVIRONMENT = {
     "MALLOC_ARENA_MAX": "1",
     "MALLOC_MMAP_THRESHOLD_": "4294967296",
@@ -27,20 +27,19 @@ ENVIRONMENT = {
 
 @dataclasses.dataclass
 class Worker:
-    """A worker's process, the pipe to it, the run it is on, and why that is told to stop."""
+    """A worker's process, the pipe to it, and its current run."""
 
     process: multiprocessing.process.BaseProcess
     connection: multiprocessing.connection.Connection
     run: Run | None = None
     last_recipe: str = ""
-    stopped_because: str | None = None
 
 
 def start(cores: Sequence[int]) -> Worker:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=work, args=(theirs, cores), daemon=True)
-    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # inherited: see `leave_terminal`
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # inherited, see `leave_terminal`
     process.start()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     theirs.close()
@@ -48,7 +47,7 @@ def start(cores: Sequence[int]) -> Worker:
 
 
 def stop_all() -> None:
-    """Lets every worker save its run and end; a KeyboardInterrupt meanwhile ends them at once."""
+    """Lets every worker save and exit; a KeyboardInterrupt meanwhile kills them."""
     workers = multiprocessing.active_children()
     for process in workers:
         process.terminate()
@@ -60,14 +59,14 @@ def stop_all() -> None:
             process.kill()
 
 
-# In the worker's process.
+# The functions below run in the process of the worker.
 
 
 def leave_terminal() -> None:
-    """Ctrl-C is then the sweep's alone, which ends the workers by SIGTERM.
+    """Leaves Ctrl-C to the sweep, which ends its workers with SIGTERM.
 
-    It would reach every process of the terminal's group: a worker would get two signals, and the
-    second one by design cuts the saving short. Blocked until here since before the process was.
+    The terminal signals every process of its group. A worker would receive two signals, and the
+    second one ends a process while it saves. SIGINT was blocked before this process started.
     """
     os.setpgid(0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -75,13 +74,13 @@ def leave_terminal() -> None:
 
 
 def end_with_the_sweep() -> None:
-    """SIGTERM when the sweep is killed: saves the run, which the next sweep takes up at once."""
+    """Requests SIGTERM when the sweep is killed, so that the run is saved and can be resumed."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def work(connection, cores: Sequence[int]) -> None:
-    """Takes runs from the connection until None comes; answers each with its status."""
+    """Trains the runs from the connection, up to None, and sends back the status of each."""
     leave_terminal()
     end_with_the_sweep()
     if hasattr(os, "sched_setaffinity"):
@@ -94,18 +93,26 @@ def work(connection, cores: Sequence[int]) -> None:
 
 
 def train_logged(run: Run) -> str:
-    """Trains, says so in FOLDER.log, and returns the status."""
-    import train
-
-    log = (run.folder.parent / f"{run.folder.name}.log").open("a")
-    with log, contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
+    """Trains, appending output to FOLDER.log, and returns the status."""
+    with contextlib.ExitStack() as stack:
+        log = stack.enter_context(open(f"{run.folder}.log", "a"))
+        stack.enter_context(contextlib.redirect_stdout(log))
+        stack.enter_context(contextlib.redirect_stderr(log))
         try:
-            return train.train_and_evaluate(run.config(), str(run.folder)).status
-        except Preempted:
-            return "preempted"
-        except UserError as e:  # the same again on a second attempt
-            traceback.print_exc()
-            return f"failed: {e}"
+            return train(run)
         except Exception as e:
             traceback.print_exc()
             return f"crashed: {type(e).__name__}: {e}"
+
+
+def train(run: Run) -> str:
+    """Trains in this process and returns the status; crashes are raised."""
+    from train import train_and_evaluate
+
+    try:
+        return train_and_evaluate(run.config(), str(run.folder)).status
+    except Preempted:
+        return "preempted"
+    except UserError as e:  # a second attempt would repeat it
+        traceback.print_exc()
+        return f"failed: {e}"

@@ -18,10 +18,9 @@ from test_train import TINY, rows
 
 import checkpoint
 import main
-import mlperf_log
 import train
-import workdir as files
 from configs import command_line
+from run import files, mllog
 from step import TrainState
 
 RECIPE = "nesterov:smoke"
@@ -116,7 +115,7 @@ def test_read_only_disk_in_mid_run(data, reference, tmp_path, capsys, before_bat
 
 def test_result_txt_that_cannot_be_written_ends_the_run(tmp_path):
     """The logging module would print such an error and go on."""
-    log = mlperf_log.open_log(epath.Path(tmp_path / "result.txt"), 0)
+    log = mllog.open_log(epath.Path(tmp_path / "result.txt"), 0)
     log.event(key="epoch_num", value=1, time_ms=1)
     with files_end_at(40) as now:
         now()
@@ -129,7 +128,7 @@ def test_result_txt_that_lost_lines_is_not_continued_with_a_hole(tmp_path, left,
     if left is not None:
         (tmp_path / "result.txt").write_text(left)
     with pytest.raises(ValueError, match=rf"result\.txt: holds {n} of the 3 lines that the check"):
-        mlperf_log.open_log(epath.Path(tmp_path / "result.txt"), 3)
+        mllog.open_log(epath.Path(tmp_path / "result.txt"), 3)
 
 
 def test_the_wall_clock_may_jump(data, reference, tmp_path, before_batch, monkeypatch):
@@ -304,11 +303,11 @@ def test_another_number_of_hosts_is_refused_in_mid_run_unless_asked_for(
     data, reference, tmp_path, capsys, before_batch, monkeypatch
 ):
     """In the place of two hosts: a record that says it is from two."""
-    as_record = train.Journal.as_record
+    as_record = train.RunLogger.as_record
     with monkeypatch.context() as patch:
         before_batch(3, lambda: os.kill(os.getpid(), signal.SIGTERM))
         patch.setattr(
-            train.Journal, "as_record", lambda self, step: as_record(self, step) | {"n_hosts": 2}
+            train.RunLogger, "as_record", lambda self, step: as_record(self, step) | {"n_hosts": 2}
         )
         assert run(data, tmp_path) == 75
     before_batch(0, None)

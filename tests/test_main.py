@@ -10,6 +10,7 @@ import types
 import pytest
 
 import main
+from run import distributed
 
 ROOT = pathlib.Path(main.__file__).parent
 SMOKE = "--config=configs/lars.py:smoke"
@@ -150,7 +151,7 @@ def test_an_error_of_a_library_ends_one_of_several_hosts_like_any_crash(tmp_path
 
     ended = []
     monkeypatch.setattr(train, "train_and_evaluate", in_a_library)
-    monkeypatch.setattr(main, "crashed", lambda error, workdir: ended.append(error) or 1)
+    monkeypatch.setattr(distributed, "crash", lambda error, workdir: ended.append(error) or 1)
     assert main.main(["main.py", SMOKE, f"--workdir={tmp_path}"]) == 1
     assert [type(error) for error in ended] == [json.JSONDecodeError]
 
@@ -158,16 +159,16 @@ def test_an_error_of_a_library_ends_one_of_several_hosts_like_any_crash(tmp_path
 @pytest.mark.parametrize(
     ("file", "words"),
     [
-        ("run/curve.csv", "error: workdir=run: cannot be written any more (Permission denied); "),
-        (None, "error: workdir=run: cannot be written any more (Permission denied); "),
-        ("/data/features.json", "error: /data/features.json: fails (Permission denied); "),
-        ("run_2/curve.csv", "error: {here}/run_2/curve.csv: fails (Permission denied); "),
+        ("run/curve.csv", "error: workdir=run: cannot be written (Permission denied); "),
+        (None, "error: workdir=run: cannot be written (Permission denied); "),
+        ("/data/features.json", "error: /data/features.json: failed (Permission denied); "),
+        ("run_2/curve.csv", "error: {here}/run_2/curve.csv: failed (Permission denied); "),
     ],
 )
 def test_an_error_of_the_disk_names_the_workdir_or_the_file_elsewhere(file, words, capsys):
     error = PermissionError(errno.EACCES, "Permission denied", file)
-    assert main.crashed(error, "run") == main.FAILED
-    said = words.format(here=pathlib.Path.cwd()) + "mend that, then the same command continues\n"
+    assert distributed.crash(error, "run") == 1
+    said = words.format(here=pathlib.Path.cwd()) + "fix this, then run the command again\n"
     assert capsys.readouterr().err == said
 
 

@@ -14,13 +14,13 @@ from processes import NETWORK
 
 import checkpoint
 import evaluator
-import mlperf_log
 import train
 from configs import command_line
 from configs import plan as plans
 from errors import Preempted
 from input_pipeline.batches import Again
-from journal import Journal, Record
+from run import mllog
+from run.logger import RunLogger, RunProgress
 
 RUN_JSON = {  # the contract's keys
     "recipe": str,
@@ -143,12 +143,12 @@ def test_metrics_are_means_of_the_steps_own_and_the_last_of_the_optimizers(confi
     loaded = config("--config.total_steps=4", "--config.log_every_steps=2")
     sizes = {"n_train_examples": 1437, "n_eval_examples": 360, "n_devices": 1, "n_hosts": 1}
     plan = plans.make_plan(loaded, **sizes)
-    journal = Journal(loaded, plan, epath.Path(tmp_path), lambda step: 0.5, Record())
-    journal.start(init_seconds=1.0)
+    logger = RunLogger(loaded, plan, epath.Path(tmp_path), lambda step: 0.5, RunProgress())
+    logger.start(init_seconds=1.0)
     for step, (loss, count) in enumerate([(4.0, 1), (2.0, 3), (1.0, 3), (0.5, 8)], start=1):
         own = {"loss": loss, "accuracy": 0.5, "skipped": step % 2}
-        journal.record_step(step, {**own, "shampoo_failed_roots": np.int32(count)})
-    journal.close(4)
+        logger.record_step(step, {**own, "shampoo_failed_roots": np.int32(count)})
+    logger.close(4)
     written = [{k: float(v) for k, v in row.items()} for row in rows(tmp_path / "metrics.csv")]
     assert [row["shampoo_failed_roots"] for row in written] == [3, 8]
     assert [row["loss"] for row in written] == [3.0, 0.75]
@@ -159,15 +159,19 @@ def test_the_host_is_at_most_two_steps_ahead_of_the_devices(config, tmp_path, mo
     lengths = {"total_steps": 20, "eval_every_steps": 20, "log_every_steps": 5}
     loaded = config(*(f"--config.{name}={steps}" for name, steps in lengths.items()))
     sizes = {"n_train_examples": 1437, "n_eval_examples": 360, "n_devices": 1, "n_hosts": 1}
-    journal = Journal(
-        loaded, plans.make_plan(loaded, **sizes), epath.Path(tmp_path), lambda step: 0.5, Record()
+    logger = RunLogger(
+        loaded,
+        plans.make_plan(loaded, **sizes),
+        epath.Path(tmp_path),
+        lambda step: 0.5,
+        RunProgress(),
     )
-    journal.start(init_seconds=1.0)
+    logger.start(init_seconds=1.0)
     waited: list[int] = []
     monkeypatch.setattr(jax, "block_until_ready", lambda metrics: waited.append(metrics["step"]))
     own = {"loss": 1.0, "accuracy": 0.5, "skipped": 0}
     for step in range(1, 9):
-        journal.record_step(step, own | {"step": step})
+        logger.record_step(step, own | {"step": step})
     assert waited == [1, 2, 3, 6]  # at 5 all are fetched, which waits for all
 
 
@@ -242,7 +246,7 @@ def test_accumulation_and_pooling_reach_the_step_and_the_log(config):
         loops = program.train_step.lower(train.steps.place(initial), batch).as_text()
         state, _ = program.train_step(train.steps.place(initial), batch)
         plan = train.plans.make_plan(chosen, 1437, 360, n_devices=8, n_hosts=1)
-        logged = mlperf_log.hyperparameters(chosen, plan)["gradient_accumulation_steps"]
+        logged = mllog.hyperparameters(chosen, plan)["gradient_accumulation_steps"]
         return jax.device_get(state), "stablehlo.while" in loops, logged
 
     plain, has_loop, logged = update()
@@ -373,10 +377,12 @@ def test_the_users_interruption_is_a_result_and_can_be_continued(
 
 def test_checkpoint_of_another_version_of_the_code_is_one_line(undisturbed, tmp_path, monkeypatch):
     load, _ = undisturbed
-    as_record = Journal.as_record
+    as_record = RunLogger.as_record
     with monkeypatch.context() as patch:
         signal_at(patch, "train_batches", 3)
-        patch.setattr(Journal, "as_record", lambda self, step: as_record(self, step) | {"more": 1})
+        patch.setattr(
+            RunLogger, "as_record", lambda self, step: as_record(self, step) | {"more": 1}
+        )
         with pytest.raises(Preempted):
             train.train_and_evaluate(load(), str(tmp_path))
     with pytest.raises(ValueError, match=r"checkpoints are of another version of the code; give"):

@@ -70,13 +70,13 @@ def test_one_program_serves_all_values_as_constants_would(name):
 @pytest.mark.parametrize("name", VALUES)
 def test_cache_key_omits_the_injected_values_and_nothing_else(name):
     def key(values, schedule):
-        return optimizers.cache_key({"name": name, **values}, schedule)
+        return optimizers.cache_key({"optimizer": {"name": name, **values}, "schedule": schedule})
 
     first, second = VALUES[name]
     assert key(first, SCHEDULE) == key(second, {**SCHEDULE, "peak_learning_rate": 0.7})
     assert key({**first, "weight_decay": 0.0}, SCHEDULE) != key(first, SCHEDULE)
     assert key(first, {**SCHEDULE, "warmup_steps": 1.0}) != key(first, SCHEDULE)
-    tx, _ = optimizers.from_recipe(*key(first, SCHEDULE), total_steps=10)
+    tx, _ = optimizers.from_recipe(key(first, SCHEDULE) | {"total_steps": 10})
     injected = {"peak_learning_rate", *first} - {"matrix_epsilon"}
     assert set(tx.init(PARAMS).hyperparams) == injected
 

@@ -127,7 +127,10 @@ def test_a_signal_lets_the_stage_under_way_save(number):
         (["--seeds=-1:2"], "seed=-1: "),
         (["--seeds=0:3", "--config.seed=2"], "--seeds sets this field"),
         (["--seeds=0,0"], "names a seed twice"),
-        (["--seeds=0", "--config.total_steps=7"], "holds the run of another config (total_steps"),
+        (
+            ["--seeds=0", "--config.total_steps=7"],
+            "the run of another config (total_steps",
+        ),
     ],
 )
 def test_what_the_sweep_would_refuse_is_said_before_anything_starts(
@@ -193,11 +196,11 @@ def test_two_seeds_on_the_miniature_reach_the_report_and_repeat_at_once(tmp_path
         ("shampoo:readme", 2),
     ]
     assert (out / "report.html").read_text().endswith("</html>\n")
-    before = (out / "lars:mlperf_v07" / "seed_0000" / "run.json").stat().st_mtime_ns
+    before = (out / "lars-mlperf_v07" / "seed_0000" / "run.json").stat().st_mtime_ns
     again = start(*arguments, n_devices=8)
     again.communicate(timeout=300)
     assert again.returncode == 0
-    assert (out / "lars:mlperf_v07" / "seed_0000" / "run.json").stat().st_mtime_ns == before
+    assert (out / "lars-mlperf_v07" / "seed_0000" / "run.json").stat().st_mtime_ns == before
 
 
 def test_room_is_asked_for_the_runs_that_are_left(tmp_path, monkeypatch):
@@ -213,7 +216,7 @@ def test_room_is_asked_for_the_runs_that_are_left(tmp_path, monkeypatch):
     monkeypatch.setattr(preflight, "run_gib", lambda config, spec: 2.5)
     monkeypatch.setattr(preflight, "check_disk", lambda out, needed: asked.append(needed))
     for seed in (0, 1):
-        folder = tmp_path / "lars:smoke" / f"seed_{seed:04d}"
+        folder = tmp_path / "lars-smoke" / f"seed_{seed:04d}"
         folder.mkdir(parents=True)
         (folder / "run.json").write_text('{"status": "done"}')
     preflight.check(options(1, "lars:smoke sm3:smoke", "0:3", str(tmp_path), True), [])

@@ -1,7 +1,5 @@
 """Writes MLPerf result files as submitters leave them, for the tests of the report."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

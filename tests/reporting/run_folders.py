@@ -1,7 +1,5 @@
 """Writes run folders as a training run leaves them, for the tests of the report."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,7 +24,7 @@ def write_run(
     """Writes OUT/RECIPE/steps_N/seed_NNNN; `counts` are the right answers of n_eval."""
     steps = [eval_every_steps * (i + 1) for i in range(len(counts))]
     hit = next((s for s, c in zip(steps, counts, strict=True) if c / n_eval >= target), None)
-    folder = out / recipe / f"steps_{steps[-1]:04d}" / f"seed_{seed:04d}"
+    folder = out / recipe.replace(":", "-") / f"steps_{steps[-1]:04d}" / f"seed_{seed:04d}"
     folder.mkdir(parents=True)
     run = {
         "recipe": recipe, "optimizer": recipe.split(":")[0], "dataset": "digits", "seed": seed,

@@ -31,8 +31,8 @@ def write_study(out):
             config = {"schedule": {"peak_learning_rate": speed}}
             write_run(out, f"{recipe}:digits", seed, counts, status=status, record=record,
                       config=config)  # fmt: skip
-    (out / "lars:digits" / "broken").mkdir()
-    (out / "lars:digits" / "broken" / "run.json").write_text("{")
+    (out / "lars-digits" / "broken").mkdir()
+    (out / "lars-digits" / "broken" / "run.json").write_text("{")
     write_shampoo(out / "published" / "resnet")
     return out
 

@@ -10,23 +10,23 @@ from log_files import SHAMPOO, log_lines, write_shampoo
 import evaluator
 from configs import command_line
 from configs import plan as plans
-from journal import Journal, Record
 from reporting import mlperf_check
+from run.logger import RunLogger, RunProgress
 
 
 def write_scripted(folder, recipe, last_accuracy=0.76):
-    """Lets the run's own journal write a log whose accuracy rises to `last_accuracy`."""
+    """Lets the run's own logger write a log whose accuracy rises to `last_accuracy`."""
     folder.mkdir(parents=True)
     config = command_line.load(recipe, [])
     plan = plans.make_plan(
         config, n_train_examples=1_281_167, n_eval_examples=50_000, n_devices=256, n_hosts=1
     )
-    journal = Journal(config, plan, epath.Path(folder), lambda step: 0.0, Record())
-    journal.start(init_seconds=1.0)
+    logger = RunLogger(config, plan, epath.Path(folder), lambda step: 0.0, RunProgress())
+    logger.start(init_seconds=1.0)
     for i, step in enumerate(plan.eval_steps, start=1):
         n_correct = round(50_000 * last_accuracy * i / len(plan.eval_steps))
-        journal.record_evaluation(evaluator.Evaluation(step, n_correct, 50_000, 1.0))
-    journal.close(plan.total_steps)
+        logger.record_evaluation(evaluator.Evaluation(step, n_correct, 50_000, 1.0))
+    logger.close(plan.total_steps)
     return folder
 
 

@@ -353,7 +353,7 @@ def test_a_ladder_is_not_decided_among_the_runs_that_ended_alone(tmp_path):
     ladder(tmp_path, "shampoo:digits", 56, 10)
     (test,) = report_on(tmp_path)["comparisons"]
     assert test["verdict"] == "more steps"
-    (file,) = tmp_path.glob("shampoo:digits/steps_0032/seed_0009/run.json")
+    (file,) = tmp_path.glob("shampoo-digits/steps_0032/seed_0009/run.json")
     record = json.loads(file.read_text())
     file.write_text(json.dumps(record | {"status": "aborted", "final_accuracy": None}))
     curve = file.with_name("curve.csv")

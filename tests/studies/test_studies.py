@@ -11,13 +11,13 @@ import pytest
 
 import report
 import sweep
-import workdir
 from configs import command_line
 from reporting import archive
 from reporting.runs import flatten
+from run import files
 from studies import __main__ as studies
 from studies import plan
-from sweeps import attempt, runs, trials
+from sweeps import process, runs, trials
 from tests.processes import restore_sigint
 
 
@@ -134,7 +134,7 @@ def test_the_committed_runs_and_trials_are_those_that_the_plan_asks_for(name, tm
         if not options.trials:
             for run in planned(call):
                 config = found.pop(str(committed / run.folder.relative_to(tmp_path)))
-                asked = flatten(workdir.config_as_json(run.config()))
+                asked = flatten(files.config_as_json(run.config()))
                 assert flatten(config).items() <= asked.items()
             continue
         table = json.loads((options.out / "trials.json").read_text())
@@ -156,13 +156,13 @@ SMALL = plan.Study(
 def made_by_hand(out, monkeypatch):
     """A small study whose sweeps are done, and leftovers of an older plan beside its runs."""
     monkeypatch.setitem(plan.STUDIES, "digits", SMALL)
-    monkeypatch.setattr(attempt, "call", lambda command: 0)
+    monkeypatch.setattr(process, "call", lambda command: 0)
     recipes = [f"{optimizer}:digits" for optimizer in plan.OPTIMIZERS]
     for batch in ("", "batch_001280", "batch_000512"):
         field = "schedule.peak_learning_rate" if batch else "optimizer.weight_decay"
         choose_first(out / batch / "tuning" / "trials.json", recipes, [field])
     calls = [planned(call) for call in plan.commands(SMALL, out, 2)]
-    old = out / "ladder" / "lars:digits" / "steps_000010" / "seed_0003"
+    old = out / "ladder" / "lars-digits" / "steps_000010" / "seed_0003"
     for folder in [run.folder for call in calls for run in call] + [old]:
         recipe, seed = folder.relative_to(out).parts[-3], int(folder.name[-4:])
         record = {"recipe": recipe, "optimizer": "x", "dataset": "digits", "seed": seed}
@@ -200,7 +200,7 @@ def test_failed_runs_are_reported_and_a_sweep_that_stopped_stops_the_study(
     out, results = tmp_path / "out", tmp_path / "results"
     made_by_hand(out, monkeypatch)
     calls = []
-    monkeypatch.setattr(attempt, "call", lambda call: calls.append(call) or ends[len(calls) - 1])
+    monkeypatch.setattr(process, "call", lambda call: calls.append(call) or ends[len(calls) - 1])
     assert studies.main(["digits", f"--out={out}", f"--results={results}"]) == status
     assert len(calls) == n_calls
     assert results.exists() == (status == 1)

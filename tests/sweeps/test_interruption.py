@@ -60,14 +60,14 @@ def test_a_worker_saves_and_the_same_command_continues_to_the_same_bytes(tmp_pat
     interrupted, undisturbed = tmp_path / "a", tmp_path / "b"
     sweep = start(interrupted)
     try:
-        wait_until_it_trains(interrupted / "nesterov:smoke/seed_0000.log", 240)
+        wait_until_it_trains(interrupted / "nesterov-smoke/seed_0000.log", 240)
         os.killpg(sweep.pid, signal.SIGINT)
         printed, _ = sweep.communicate(timeout=60)
     finally:
         sweep.kill()
     assert sweep.returncode == 75, printed
     assert "Traceback" not in printed
-    folder = interrupted / "nesterov:smoke/seed_0000"
+    folder = interrupted / "nesterov-smoke/seed_0000"
     assert not (folder / "run.json").exists()
     (saved,) = (int(p.name) for p in (folder / "checkpoints").iterdir())
     assert 10 <= saved < 400
@@ -76,6 +76,6 @@ def test_a_worker_saves_and_the_same_command_continues_to_the_same_bytes(tmp_pat
         sweep = start(out)
         printed, _ = sweep.communicate(timeout=300)
         assert sweep.returncode == 0, printed
-        curves.append((out / "nesterov:smoke/seed_0000/curve.csv").read_bytes())
+        curves.append((out / "nesterov-smoke/seed_0000/curve.csv").read_bytes())
     assert curves[0] == curves[1]
     assert curves[0].count(b"\n") == 5

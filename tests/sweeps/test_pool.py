@@ -5,10 +5,11 @@ import os
 import sys
 
 import pytest
+from etils import epath
 
-from sweeps import abandoned, pool, runs, worker
+from sweeps import pool, runs, worker
 from sweeps.manifest import Manifest
-from sweeps.queue import Queue
+from sweeps.queue import Queue, write_failed
 
 
 def stand_in(connection, cores):
@@ -35,7 +36,7 @@ def swept(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(worker, "work", stand_in)
 
     def run(recipes, seeds, n_workers=2, attempts=2):
-        manifest = Manifest(tmp_path / "manifest.jsonl")
+        manifest = Manifest(epath.Path(tmp_path))
         queue = Queue(
             [r for x in recipes for r in runs.plan_runs(x, seeds, tmp_path)], manifest, attempts
         )
@@ -66,18 +67,18 @@ def test_a_divergence_ends_the_sweep_where_the_config_says_so(tmp_path, monkeypa
     monkeypatch.setattr(worker, "work", stand_in)
     overrides = ["--config.on_divergence=stop_sweep"]
     asked = runs.plan_runs("lars:smoke", [3, 4, 5], tmp_path, overrides)
-    queue = Queue(asked, Manifest(tmp_path / "manifest.jsonl"), attempts=2)
+    queue = Queue(asked, Manifest(epath.Path(tmp_path)), attempts=2)
     pool.run_all(queue, 1)
     assert queue.ended == {asked[0]: "diverged"}
-    assert queue.stopped
-    assert "2 runs are not begun" in capsys.readouterr().out
+    assert queue.is_stopped
+    assert "2 runs were not started" in capsys.readouterr().out
 
 
 def test_a_run_given_up_is_marked_aborted_and_counted_so(swept, tmp_path):
     import report  # here, because every worker imports this module
 
     swept(["lars:smoke"], [2])
-    record = json.loads((tmp_path / "lars:smoke/seed_0002/run.json").read_text())
+    record = json.loads((tmp_path / "lars-smoke/seed_0002/run.json").read_text())
     assert (record["status"], record["seed"]) == ("aborted", 2)
     assert record["reason"] == "crashed: ValueError: always"
     assert record["total_steps"] == 12
@@ -94,7 +95,7 @@ def test_the_marks_of_a_run_given_up_agree_with_its_curve(tmp_path):
     lines = ["step,n_correct,n_seen,accuracy,loss", "6,3,4,0.75,1", "12,1,4,0.25,1"]
     (run.folder / "config.json").write_text(run.config().to_json())
     (run.folder / "curve.csv").write_text("\n".join([*lines, "1"]))  # cut off in mid-line
-    abandoned.write(run, "crashed: killed")
+    write_failed(run, "crashed: killed")
     record = json.loads((run.folder / "run.json").read_text())
     found = [record[k] for k in ("steps_to_target", "final_accuracy", "best_accuracy")]
     assert found == [6, 0.25, 0.75]
@@ -102,11 +103,11 @@ def test_the_marks_of_a_run_given_up_agree_with_its_curve(tmp_path):
 
 def test_a_folder_with_another_configs_run_is_left_alone(tmp_path):
     (run,) = runs.plan_runs("lars:smoke", [0], tmp_path)
-    abandoned.write(run, "first")
+    write_failed(run, "first")
     (other,) = runs.plan_runs("lars:smoke", [0], tmp_path, ["--config.total_steps=9"])
-    abandoned.write(other, "second")
+    write_failed(other, "second")
     assert json.loads((run.folder / "run.json").read_text())["reason"] == "first"
-    with pytest.raises(ValueError, match="total_steps=12 there, 9 now"):
+    with pytest.raises(ValueError, match="total_steps=12 there, 9 given"):
         other.check()
 
 
@@ -114,7 +115,7 @@ def test_a_folder_with_foreign_files_is_left_alone(tmp_path):
     (run,) = runs.plan_runs("lars:smoke", [0], tmp_path)
     run.folder.mkdir(parents=True)
     (run.folder / "thesis.tex").write_text("mine")
-    abandoned.write(run, "failed: holds thesis.tex, but no run of ours")
+    write_failed(run, "failed: holds thesis.tex, but no run of ours")
     assert [f.name for f in run.folder.iterdir()] == ["thesis.tex"]
 
 
@@ -132,11 +133,11 @@ def test_a_preempted_run_is_continued_and_that_is_no_attempt(swept):
 
 def test_a_second_call_runs_only_what_is_not_complete(swept, tmp_path):
     swept(["lars:smoke"], [0, 4])
-    first = (tmp_path / "lars:smoke/seed_0000/run.json").read_text()
+    first = (tmp_path / "lars-smoke/seed_0000/run.json").read_text()
     ended, _, out = swept(["lars:smoke"], [0, 4, 5])
     assert set(ended) == {("lars:smoke", 5)}
-    assert "2 of 3 runs are complete already" in out
-    assert (tmp_path / "lars:smoke/seed_0000/run.json").read_text() == first
+    assert "2 of 3 runs are already complete" in out
+    assert (tmp_path / "lars-smoke/seed_0000/run.json").read_text() == first
 
 
 def test_a_worker_takes_run_after_run(swept, tmp_path):
@@ -148,7 +149,7 @@ def test_a_worker_takes_run_after_run(swept, tmp_path):
 
 def test_next_run_prefers_the_workers_recipe_then_one_that_nobody_is_on(tmp_path):
     all_runs = [r for x in ("lars:smoke", "sm3:smoke") for r in runs.plan_runs(x, [0, 1], tmp_path)]
-    queue = Queue(all_runs, Manifest(tmp_path / "manifest.jsonl"), attempts=1)
+    queue = Queue(all_runs, Manifest(epath.Path(tmp_path)), attempts=1)
     assert pool.next_run(queue, "sm3:smoke", {"lars:smoke"}) == all_runs[2]
     queue.take(all_runs[2])
     assert list(queue.waiting) == [all_runs[0], all_runs[1], all_runs[3]]

@@ -10,7 +10,7 @@ import time
 import pytest
 
 import sweep
-from sweeps import attempt, runs, slurm
+from sweeps import process, runs, slurm
 from sweeps.manifest import Manifest
 from sweeps.queue import Queue
 
@@ -41,13 +41,13 @@ SETTINGS = {"name": "sweep", "timeout_min": 5}
 def out(tmp_path, monkeypatch):
     pytest.importorskip("submitit")
     (tmp_path / "main.py").write_text(STAND_IN)
-    monkeypatch.setattr(attempt, "MAIN", tmp_path / "main.py")
+    monkeypatch.setattr(process, "ROOT", tmp_path)
     return tmp_path / "out"
 
 
 def queue_of(out, seeds):
     out.mkdir(exist_ok=True)
-    manifest = Manifest(out / "manifest.jsonl")
+    manifest = Manifest(out)
     return Queue(runs.plan_runs("lars:smoke", seeds, out), manifest, attempts=2)
 
 
@@ -116,7 +116,7 @@ def test_jobs_of_an_earlier_call_are_waited_for_and_not_submitted_again(out, mon
     assert submitted == [3]
     assert set(queue.ended.values()) == {"done"}
     assert (
-        json.loads((Executor.folder / "jobs.json").read_text())[str(out / "lars:smoke/seed_0003")]
+        json.loads((Executor.folder / "jobs.json").read_text())[str(out / "lars-smoke/seed_0003")]
         == "8_0"
     )
 
@@ -129,7 +129,7 @@ def test_dry_run_prints_what_would_be_submitted(tmp_path, capsys):
     assert "slurm_partition=gpu" in first
     assert len(commands) == 3
     assert commands[2].endswith(
-        f"--config.seed=2 --workdir={tmp_path / 'out/lars:smoke/seed_0002'}"
+        f"--config.seed=2 --workdir={tmp_path / 'out/lars-smoke/seed_0002'}"
     )
     assert not (tmp_path / "out").exists()
 
@@ -138,5 +138,5 @@ def test_mistake_gets_one_line(tmp_path, capsys):
     arguments = ["--recipes=lars:smoke", f"--out={tmp_path / 'out'}", "--slurm"]
     assert sweep.main([*arguments, "--slurm_minutes=0"]) == 2
     error = capsys.readouterr().err
-    assert "slurm_minutes=0: needs at least 1" in error
+    assert "slurm_minutes=0: must be at least 1" in error
     assert error.count("\n") == 1

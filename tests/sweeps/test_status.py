@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from etils import epath
 
 from sweeps import runs, status
 from sweeps.manifest import Manifest
@@ -19,7 +20,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 def out(tmp_path):
     """Five runs: done in 10 s, diverged, given up, at step 6 of 12 after 3 s, and waiting."""
     made = runs.plan_runs("lars:smoke", range(5), tmp_path, group="steps_000012")
-    manifest = Manifest(tmp_path / "manifest.jsonl")
+    manifest = Manifest(epath.Path(tmp_path))
     manifest.note_waiting(made)
     ends = ["done", "diverged", "crashed: killed", "started"]
     for run, end in zip(made, ends, strict=False):
@@ -41,44 +42,43 @@ def test_a_live_sweep(out):
         fcntl.flock(lock, fcntl.LOCK_EX)
         summary, running, last = status.lines(out)
     counts = "5 runs: 1 done, 1 diverged, 1 failed, 1 running, 1 waiting"
-    assert summary.split() == ["lars:smoke/steps_000012", *counts.split()]
-    assert running == ("  lars:smoke/steps_000012/seed_0003: step 6 of 12, about 0:00:03 left")
-    assert last == "sweep at work, about 0:00:13 left"  # 3 s, and 10 s for the one that waits
+    assert summary.split() == ["lars-smoke/steps_000012", *counts.split()]
+    assert running == ("  lars-smoke/steps_000012/seed_0003: step 6 of 12, about 0:00:03 left")
+    assert last == "sweep is running, about 0:00:13 left"  # 3 s, and 10 s for the one that waits
 
 
 def test_a_run_that_was_given_up_and_is_tried_again_is_running(out):
     (third,) = runs.plan_runs("lars:smoke", [2], out, group="steps_000012")
-    Manifest(out / "manifest.jsonl").write(third, "started", 1)
-    (out / "lars:smoke/steps_000012/seed_0000/run.json").write_text(
+    Manifest(epath.Path(out)).write(third, "started", 1)
+    (out / "lars-smoke/steps_000012/seed_0000/run.json").write_text(
         '{"status": "done", "seconds": [1]}'
     )
     with (out / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         summary, *running, _ = status.lines(out)
     assert "1 diverged, 2 running, 1 stopped, 1 waiting" in summary
-    assert running[0] == "  lars:smoke/steps_000012/seed_0002: starting"
+    assert running[0] == "  lars-smoke/steps_000012/seed_0002: starting"
 
 
 def test_a_dead_sweep(out):
     (out / ".lock").touch()
     summary, last = status.lines(out)
     assert "1 failed, 1 stopped, 1 waiting" in summary
-    assert last == "sweep not at work; the same command continues"
+    assert last == "sweep is not running; the same command continues"
 
 
 def test_a_complete_sweep_does_not_ask_to_be_continued(tmp_path):
-    manifest = Manifest(tmp_path / "manifest.jsonl")
-    made = runs.plan_runs("lars:smoke", [0, 1, 2], tmp_path)
+    manifest = Manifest(epath.Path(tmp_path))
+    made = runs.plan_runs("lars:smoke", [0, 1], tmp_path)
     manifest.note_waiting(made)
-    early = {"status": "aborted", "reason": "stopped early at step 4: its best accuracy"}
-    for run, record in zip(made, [{"status": "done"}, {"status": "diverged"}, early], strict=True):
+    for run, record in zip(made, [{"status": "done"}, {"status": "diverged"}], strict=True):
         run.folder.mkdir(parents=True)
         (run.folder / "run.json").write_text(json.dumps(record))
         manifest.write(run, "started", 1)
-        manifest.write(run, record.get("reason", record["status"]), 1)
+        manifest.write(run, record["status"], 1)
     summary, last = status.lines(tmp_path)
-    assert summary.endswith("3 runs: 1 done, 1 diverged, 1 stopped early")
-    assert last == "sweep not at work; all runs have ended"
+    assert summary.endswith("2 runs: 1 done, 1 diverged")
+    assert last == "sweep is not running; all runs have ended"
 
 
 def test_another_process_needs_neither_jax_nor_tensorflow(out):
@@ -96,13 +96,13 @@ def test_another_process_needs_neither_jax_nor_tensorflow(out):
 
 
 def test_no_sweep_was_there(tmp_path):
-    with pytest.raises(ValueError, match=r"holds no manifest\.jsonl"):
+    with pytest.raises(ValueError, match=r"contains no manifest\.jsonl"):
         list(status.lines(tmp_path))
 
 
 def test_waiting_is_noted_once(out):
     before = (out / "manifest.jsonl").read_text()
-    Manifest(out / "manifest.jsonl").note_waiting(
+    Manifest(epath.Path(out)).note_waiting(
         runs.plan_runs("lars:smoke", range(5), out, group="steps_000012")
     )
     assert (out / "manifest.jsonl").read_text() == before

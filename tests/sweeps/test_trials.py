@@ -66,7 +66,7 @@ def test_mistakes(tmp_path, monkeypatch, capsys):
             trials.chosen(tmp_path / "trials.json", recipe)
     arguments = ["--recipes=lars:smoke", "--trials=2", "--budgets=8,12", f"--out={tmp_path}"]
     assert sweep.main(arguments) == 2
-    assert "budgets=8,12: trials are made at one budget" in capsys.readouterr().err
+    assert "budgets=8,12: trials have one budget" in capsys.readouterr().err
 
 
 def finish(run, correct):
@@ -106,15 +106,15 @@ def test_the_best_median_is_chosen_and_everything_is_published(tmp_path):
     }
     chosen = trials.chosen(tmp_path / "trials.json", "lars:smoke")
     assert sorted(chosen) == sorted(trials.overrides(points[1]))
-    [line] = trials.told(written)
+    [line] = trials.lines(written)
     assert line.startswith("lars:smoke: trial 1 chosen, median accuracy 0.7000: --config.")
     assert sorted(line.split()[7:]) == sorted(chosen)
 
 
 def test_where_no_trial_was_finished_none_is_chosen_and_that_is_said(tmp_path):
     made = runs.plan_runs("lars:smoke", [3], tmp_path, [], trials.group(0))
-    [line] = trials.told(trials.write(tmp_path / "trials.json", made, 1))
-    assert line == "lars:smoke: none of 1 trials was finished, none is chosen"
+    [line] = trials.lines(trials.write(tmp_path / "trials.json", made, 1))
+    assert line == "lars:smoke: none of 1 trials has finished, none is chosen"
 
 
 def test_trials_then_a_ladder_with_what_they_chose(tmp_path, capsys):
@@ -122,7 +122,7 @@ def test_trials_then_a_ladder_with_what_they_chose(tmp_path, capsys):
     arguments = ["--recipes=lars:smoke", f"--out={out}", "--dry_run"]
     assert sweep.main([*arguments, "--trials=3", "--seeds=0:2", "--budgets=24"]) == 0
     printed = capsys.readouterr().out
-    assert printed.count("lars:smoke/trial_002/seed_0001") == 1
+    assert printed.count("lars-smoke/trial_002/seed_0001") == 1
     assert printed.count("\n") == 6
     table = {"lars:smoke": {"chosen": 0, "trials": [{"values": {"optimizer.momentum": 0.5}}]}}
     (tmp_path / "trials.json").write_text(json.dumps(table))
@@ -130,8 +130,8 @@ def test_trials_then_a_ladder_with_what_they_chose(tmp_path, capsys):
     options, overrides = sweep.arguments(arguments)
     planned = sweep.planned(options, overrides)
     assert [str(run.folder.relative_to(out)) for run in planned] == [
-        "lars:smoke/steps_000008/seed_0009",
-        "lars:smoke/steps_000016/seed_0009",
+        "lars-smoke/steps_000008/seed_0009",
+        "lars-smoke/steps_000016/seed_0009",
     ]
     for run, steps in zip(planned, (8, 16), strict=True):
         config = run.config()

@@ -11,10 +11,10 @@ import pytest
 from processes import NETWORK, Hosts
 from test_train import signal_at
 
-import joining
 import train
 from configs import command_line
 from errors import Preempted
+from run import distributed
 
 RECIPES = {
     "nesterov:smoke": (),
@@ -127,7 +127,7 @@ def test_a_checkpoint_goes_from_one_process_to_two_and_back(recipe, data, tmp_pa
     hosts.wait_for("step     4/5")
     hosts.processes[1].send_signal(signal.SIGTERM)
     assert hosts.end() in ([75, 75], [0, 0]), hosts.said()
-    assert "continued   from the checkpoint of step 2" in hosts.logs[0].read_text()
+    assert "resumed     from the checkpoint of step 2" in hosts.logs[0].read_text()
     with monkeypatch.context() as patch:
         feed_like(patch, 2)
         run_alone(recipe, data, one)
@@ -176,7 +176,7 @@ def test_a_signal_to_one_host_ends_all_and_the_same_command_continues(
         assert ended == statuses, hosts.said()
     hosts = Hosts(2, 2, tmp_path, workdir, *arguments("nesterov:smoke", data, *options))
     assert hosts.end() == again, hosts.said()
-    assert "continued   from the checkpoint of step" in hosts.logs[0].read_text()
+    assert "resumed     from the checkpoint of step" in hosts.logs[0].read_text()
     assert (workdir / "curve.csv").read_bytes() == (undisturbed / "curve.csv").read_bytes()
 
 
@@ -232,8 +232,8 @@ def test_what_only_one_host_can_know_ends_all_with_one_line(data, tmp_path):
     ],
 )
 def test_flags_that_do_not_join_anything_are_explained(given, words, monkeypatch):
-    flag_values = joining.flags.FlagValues()
-    joining.define_flags(flag_values)
+    flag_values = distributed.flags.FlagValues()
+    distributed.define_flags(flag_values)
     flag_values(["main.py", *given])
 
     def initialize(*args, **options):
@@ -241,4 +241,4 @@ def test_flags_that_do_not_join_anything_are_explained(given, words, monkeypatch
 
     monkeypatch.setattr("jax.distributed.initialize", initialize)
     with pytest.raises(ValueError, match=words):
-        joining.join(flag_values)
+        distributed.join(flag_values)

@@ -1,4 +1,4 @@
-"""result.txt: a run's `:::MLLOG` lines, written with mlperf_logging as a submission's would be.
+"""result.txt: the `:::MLLOG` lines of a run, written with mlperf_logging as in a submission.
 
 Keys and values follow the rulesets of MLPerf training 1.0.0 and 4.0.0 for `resnet` (closed: common,
 closed_resnet and its lars part; open: open_resnet).
@@ -13,66 +13,65 @@ from ml_collections import ConfigDict
 from mlperf_logging.mllog import constants
 from mlperf_logging.mllog.mllog import MLLogger
 
-import workdir as files
 from configs.plan import Plan
-from errors import UserError
+from run import files
 
 
 class Clock:
-    """Milliseconds since the epoch that only go forward and leave out what a run was not running.
+    """Milliseconds since the epoch that only go forward and exclude the time between processes.
 
-    The wall clock is read once, when the run begins; from then on seconds are counted by the
-    monotonic clock, and a resumed run counts on from its checkpoint.
+    The wall clock is read once, when the run begins. Afterwards the monotonic clock counts, and a
+    resumed run continues from the value in its checkpoint.
     """
 
-    def __init__(self, began_ms: int | None, seconds: float):
-        self.began_ms = time.time_ns() // 1_000_000 if began_ms is None else began_ms
+    def __init__(self, start_ms: int | None, seconds: float):
+        self.start_ms = time.time_ns() // 1_000_000 if start_ms is None else start_ms
         self.origin = time.monotonic() - seconds
 
     def seconds(self) -> float:
         return time.monotonic() - self.origin
 
     def now_ms(self) -> int:
-        return self.began_ms + round(1000 * self.seconds())
+        return self.start_ms + round(1000 * self.seconds())
 
 
 class _Handler(logging.StreamHandler):
+    """Writes each line to a stream and appends it to a list."""
+
+    def __init__(self, stream: Any, lines: list[str]):
+        super().__init__(stream)
+        self.lines = lines
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(self.format(record))
+        super().emit(record)
+
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
-        """Raises what went wrong (a full disk), where logging would print it and go on."""
+        """Raises the error, such as that of a full disk; logging would print it and continue."""
         raise
 
 
-def open_log(path: epath.Path, n_lines: int) -> MLLogger:
-    """A logger that continues a file after its first `n_lines`; later ones will be written anew.
-
-    Raises:
-      UserError: it has fewer, as after a loss of power.
-    """
-    there = path.read_text().splitlines(keepends=True) if n_lines and path.exists() else []
-    lines = [line for line in there if line.endswith("\n")][:n_lines]
-    if len(lines) < n_lines:
-        raise UserError(
-            f"{path}: holds {len(lines)} of the {n_lines} lines that the checkpoint knows of; "
-            "bring it back, or remove the whole folder to begin anew"
-        )
-    files.write_text(path, "".join(lines))
+def open_log(path: epath.Path, lines: list[str]) -> MLLogger:
+    """Returns a logger that rewrites a file with `lines` and appends to both."""
+    files.write_text(path, "".join(f"{line}\n" for line in lines))
     logger = logging.Logger("mlperf", logging.INFO)
-    logger.addHandler(_Handler(path.open("a")))
-    return MLLogger(logger, root_dir=str(epath.Path(__file__).parent))
+    logger.addHandler(_Handler(path.open("a"), lines))
+    return MLLogger(logger, root_dir=str(epath.Path(__file__).parent.parent))
 
 
 def close_log(log: MLLogger) -> None:
+    """Closes the file."""
     for handler in log.logger.handlers:
         handler.stream.close()
 
 
 def epoch_of(step: int, plan: Plan) -> int:
-    """The epoch number that the submissions log at this step: passes over the data, rounded."""
+    """Returns the epoch number that submissions log at this step: data epochs, rounded."""
     return round(step / plan.steps_per_data_epoch)
 
 
 def opening(config: ConfigDict, plan: Plan, platform: str) -> list[tuple[str, str, Any]]:
-    """What a submission says first: (kind, key, value) of who, what, and the hyperparameters."""
+    """Returns the first lines of a submission as (kind, key, value): who, what, hyperparameters."""
     return [
         ("event", constants.SUBMISSION_ORG, "independent reproduction"),
         ("event", constants.SUBMISSION_PLATFORM, platform),
@@ -86,7 +85,7 @@ def opening(config: ConfigDict, plan: Plan, platform: str) -> list[tuple[str, st
 
 
 def hyperparameters(config: ConfigDict, plan: Plan) -> dict[str, Any]:
-    """The logged hyperparameters, LARS's and SGD's under MLPerf's own keys."""
+    """Returns the hyperparameters to log, those of LARS and SGD under MLPerf's own keys."""
     schedule, optimizer = config.schedule, config.optimizer
     warmup_epochs = plan.warmup_steps / plan.steps_per_data_epoch
     values: dict[str, Any] = {

@@ -4,12 +4,12 @@ import subprocess
 
 import pytest
 
-import workdir
+from run import identity
 
 
 @pytest.fixture
 def repository(tmp_path, monkeypatch):
-    monkeypatch.setattr(workdir, "__file__", str(tmp_path / "workdir.py"))
+    monkeypatch.setattr(identity, "__file__", str(tmp_path / "run" / "identity.py"))
     (tmp_path / "step.py").write_text("rate = 1\n")
     git(tmp_path, "init", "--quiet")
     git(tmp_path, "add", "step.py")
@@ -23,7 +23,7 @@ def git(folder, *arguments):
 
 
 def named():
-    return workdir.git_commit.__wrapped__()
+    return identity.git_commit.__wrapped__()
 
 
 def test_every_state_of_the_code_has_a_name_of_its_own(repository):
@@ -42,6 +42,6 @@ def test_every_state_of_the_code_has_a_name_of_its_own(repository):
 
 
 def test_without_git_the_code_is_unknown(tmp_path, monkeypatch):
-    monkeypatch.setattr(workdir, "__file__", str(tmp_path / "workdir.py"))
+    monkeypatch.setattr(identity, "__file__", str(tmp_path / "run" / "identity.py"))
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     assert named() == "unknown"

@@ -1,0 +1,1 @@
+"""A run: its processes, its files, and what it logs."""
