@@ -119,6 +119,7 @@ def claimed(workdir: epath.Path, config: ConfigDict) -> Iterator[Mapping[str, An
     in_use = f"workdir={workdir}: is used by another process; wait for it, or end it"
     with contextlib.ExitStack() as stack:
         try:
+            _refuse_foreign(workdir)  # before the lock leaves a file there
             workdir.mkdir(parents=True, exist_ok=True)
             stack.enter_context(locked(workdir / LOCK, in_use, LOCK_SECONDS))
             complete = _claim(workdir, config)
@@ -138,13 +139,17 @@ def foreign(workdir: epath.Path) -> str | None:
     return min((p.name for p in workdir.iterdir() if p.name not in ours), default=None)
 
 
+def _refuse_foreign(workdir: epath.Path) -> None:
+    if name := foreign(workdir):
+        raise UserError(
+            f"workdir={workdir}: contains {name}, but no run of this program; use a new folder"
+        )
+
+
 def _claim(workdir: epath.Path, config: ConfigDict) -> Mapping[str, Any] | None:
     config_file, run_file = workdir / "config.json", workdir / "run.json"
     if not config_file.exists():
-        if name := foreign(workdir):
-            raise UserError(
-                f"workdir={workdir}: contains {name}, but no run of this program; use a new folder"
-            )
+        _refuse_foreign(workdir)
         write_json(config_file, config_as_json(config))
         return None
     difference = other_config(workdir, config)

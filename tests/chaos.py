@@ -2,10 +2,10 @@
 
     make chaos [KILLS=30] [SEED=0]      (python tests/chaos.py --recipes="lars:smoke" for fewer)
 
-One sweep has a pool of workers, the other goes over two hosts. Each is first run undisturbed, then
-again while its processes are killed or its disk is full, until the kills are used up; it is started
-again whenever it ends early, and in a new folder when it is done. Exit status 1 for any difference,
-any lost run, or if the time does not suffice.
+One sweep has a pool of workers, the other runs on two hosts. Each is first run undisturbed, then
+again while its processes are killed or its disk is full, until all kills are used. A sweep that
+ends early is started again, and one that is done is repeated in a new folder. Exit status 1 for any
+difference, any lost run, or if the time is not sufficient.
 """
 
 import argparse
@@ -32,13 +32,13 @@ OVERRIDES = (
     "--config.eval_every_steps=4",
     "--config.checkpoint_every_steps=3",
 )
-PROGRESS_LINES = 40  # about a run's: a kill comes after at most so many more
+PROGRESS_LINES = 40  # about those of one run: a kill follows after at most that many
 DISK_FULL_SECONDS = 3.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """A sort of sweep: how many processes it is started as, and which of them may be hit."""
+    """A kind of sweep: its number of hosts, and what happens to its processes."""
 
     name: str
     n_hosts: int
@@ -53,12 +53,12 @@ HOSTS = Kind(
     "hosts",
     2,
     "0:1",
-    ("one host SIGKILL", "one host SIGTERM", "one host disk full", "sweep SIGKILL"),
+    ("one host SIGKILL", "one host SIGTERM", "one host disk full"),
 )
 
 
 class Sweep:
-    """The processes of one sweep, started again as often as they end before all is done."""
+    """The processes of one sweep, which are started again until all runs are done."""
 
     def __init__(self, kind: Kind, out: pathlib.Path, recipes: str):
         self.kind, self.out, self.recipes = kind, out, recipes
@@ -81,22 +81,25 @@ class Sweep:
     def start_on(self, host: int) -> subprocess.Popen:
         arguments = [f"--recipes={self.recipes}", f"--seeds={self.kind.seeds}", f"--out={self.out}"]
         command = [sys.executable, "sweep.py", *arguments, "--attempts=1000", *OVERRIDES, self.data]
-        joining = [
+        host_flags = [
             f"--coordinator_address=localhost:{self.port}",
             f"--num_processes={self.kind.n_hosts}",
             f"--process_id={host}",
         ]
-        with (self.out.parent / f"{self.out.name}_{host}.log").open("a") as log:
+        with self.log(host).open("a") as log:
             return subprocess.Popen(
-                command + (joining if self.kind.n_hosts > 1 else []),
+                command + (host_flags if self.kind.n_hosts > 1 else []),
                 cwd=ROOT,
                 env=self.environment,
                 stdout=log,
                 stderr=log,
             )
 
+    def log(self, host: int) -> pathlib.Path:
+        return self.out.parent / f"{self.out.name}_{host}.log"
+
     def is_done(self) -> bool:
-        """Starts again what has ended early; whether all has ended well."""
+        """Returns whether all runs are done; starts the sweep again if it has ended early."""
         statuses = [p.poll() for p in self.processes]
         if None in statuses:
             return False
@@ -108,20 +111,19 @@ class Sweep:
         return False
 
     def n_lines(self) -> int:
-        """Of the logs of its runs so far: how far it has come."""
-        return sum(len(log.read_bytes().splitlines()) for log in self.out.glob("*/*.log"))
+        """Returns the number of lines in the logs, a measure of progress."""
+        logs = [self.log(0)] if self.kind.n_hosts > 1 else self.out.glob("*/*.log")
+        return sum(len(log.read_bytes().splitlines()) for log in logs)
 
     def victims(self) -> list[int]:
-        """The processes that train."""
-        found = []
-        for pid in itertools.chain.from_iterable(descendants(p.pid) for p in self.processes):
-            words = command_line(pid)
-            if "--multiprocessing-fork" in words or str(ROOT / "main.py") in words:
-                found.append(pid)
-        return found
+        """Returns the processes that train."""
+        if self.kind.n_hosts > 1:
+            return [p.pid for p in self.processes if p.poll() is None]
+        pids = itertools.chain.from_iterable(descendants(p.pid) for p in self.processes)
+        return [pid for pid in pids if "--multiprocessing-fork" in command_line(pid)]
 
     def hit(self, kill: str, rng: random.Random) -> bool:
-        """Whether there was something to hit."""
+        """Kills, stops or fills the disk of a process; returns whether there was one."""
         if kill == "sweep SIGKILL":
             host = rng.randrange(self.kind.n_hosts)
             self.processes[host].kill()
@@ -142,7 +144,7 @@ class Sweep:
         return True
 
     def end(self) -> None:
-        """Leaves nothing behind."""
+        """Kills all processes."""
         for pid in (*self.victims(), *(p.pid for p in self.processes)):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -164,7 +166,7 @@ def command_line(pid: int) -> list[str]:
 
 
 def fill_disk_of(pid: int) -> None:
-    """For some seconds no file of this process can grow: what a full disk or a quota does."""
+    """Prevents files of the process from growing for some seconds, like a full disk or a quota."""
     before = resource.prlimit(pid, resource.RLIMIT_FSIZE, (40, resource.RLIM_INFINITY))
     time.sleep(DISK_FULL_SECONDS)
     resource.prlimit(pid, resource.RLIMIT_FSIZE, before)
@@ -177,14 +179,14 @@ def curves(out: pathlib.Path) -> dict[str, bytes]:
 def disturb(
     sweep: Sweep, n_kills: int, rng: random.Random, until: float, done: collections.Counter
 ) -> int:
-    """Runs the sweep to its end under at most `n_kills`; returns how many of them it took."""
+    """Runs the sweep to its end with at most `n_kills`; returns the number used."""
     used = 0
     sweep.start()
     try:
         next_at = sweep.n_lines() + rng.randrange(PROGRESS_LINES)
         while not sweep.is_done():
             if time.monotonic() > until:
-                raise TimeoutError(f"{sweep.out.name}: not done in time, after {used} kills")
+                raise TimeoutError(f"{sweep.out.name}: not done in time after {used} kills")
             if used < n_kills and sweep.n_lines() >= next_at:
                 kill = min(sweep.kind.kills, key=lambda name: done[name])
                 if sweep.hit(kill, rng):
@@ -199,7 +201,7 @@ def disturb(
 
 
 def check(kind: Kind, got: dict[str, bytes], want: dict[str, bytes]) -> list[str]:
-    """What differs from the undisturbed sweep."""
+    """Returns what differs from the undisturbed sweep."""
     lost = [f"{kind.name}: {run} lost" for run in sorted(want.keys() - got.keys())]
     return lost + [
         f"{kind.name}: {run}/curve.csv differs" for run in sorted(want) if got.get(run) != want[run]
@@ -211,7 +213,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--recipes", default=RECIPES)
     parser.add_argument("--kills", type=int, default=30)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--minutes", type=float, default=120.0, help="then it has failed")
+    parser.add_argument("--minutes", type=float, default=120.0, help="time limit")
     options = parser.parse_args(argv)
     rng = random.Random(options.seed)
     until = time.monotonic() + 60 * options.minutes
@@ -241,7 +243,7 @@ def main(argv: list[str]) -> int:
     print(f"{'kills':<20} {sum(done.values()):>3}, over {n_runs} runs")
     for line in wrong:
         print(line)
-    print("FAILED" if wrong else "every curve.csv is that of the undisturbed sweep, byte for byte")
+    print("FAILED" if wrong else "all curves equal those of the undisturbed sweep")
     return 1 if wrong else 0
 
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import resource
@@ -87,8 +86,8 @@ def test_full_disk_is_a_crash_of_one_line_and_the_same_command_continues(
         assert run(data, tmp_path, *overrides) == 1
     error = capsys.readouterr().err.strip()
     assert "\n" not in error
-    assert "cannot be written any more (" in error
-    assert "the same command continues" in error
+    assert "cannot be written (" in error
+    assert "then run the command again" in error
     assert not (tmp_path / "run.json").exists()
     there = checkpoint.Checkpoints(epath.Path(tmp_path), keep=3)
     assert there.steps()[: len(kept)] == kept
@@ -115,7 +114,7 @@ def test_read_only_disk_in_mid_run(data, reference, tmp_path, capsys, before_bat
 
 def test_result_txt_that_cannot_be_written_ends_the_run(tmp_path):
     """The logging module would print such an error and go on."""
-    log = mllog.open_log(epath.Path(tmp_path / "result.txt"), 0)
+    log = mllog.open_log(epath.Path(tmp_path / "result.txt"), [])
     log.event(key="epoch_num", value=1, time_ms=1)
     with files_end_at(40) as now:
         now()
@@ -123,12 +122,18 @@ def test_result_txt_that_cannot_be_written_ends_the_run(tmp_path):
             log.event(key="epoch_num", value=2, time_ms=2)
 
 
-@pytest.mark.parametrize(("left", "n"), [(None, 0), ("", 0), ("one\ntwo\nthr", 2), ("\0" * 9, 0)])
-def test_result_txt_that_lost_lines_is_not_continued_with_a_hole(tmp_path, left, n):
+@pytest.mark.parametrize("left", [None, "", "one\ntwo\nthr", "\0" * 9])
+def test_result_txt_that_lost_lines_is_written_again(tmp_path, left):
+    file = epath.Path(tmp_path / "result.txt")
     if left is not None:
-        (tmp_path / "result.txt").write_text(left)
-    with pytest.raises(ValueError, match=rf"result\.txt: holds {n} of the 3 lines that the check"):
-        mllog.open_log(epath.Path(tmp_path / "result.txt"), 3)
+        file.write_text(left)
+    lines = ["one", "two", "three"]
+    log = mllog.open_log(file, lines)
+    log.event(key="epoch_num", value=4, time_ms=4)
+    mllog.close_log(log)
+    assert file.read_text().splitlines() == lines
+    assert lines[:3] == ["one", "two", "three"]
+    assert json.loads(lines[3].removeprefix(":::MLLOG "))["value"] == 4
 
 
 def test_the_wall_clock_may_jump(data, reference, tmp_path, before_batch, monkeypatch):
@@ -158,7 +163,7 @@ def test_checkpoints_by_the_clock_are_due_where_metrics_are_logged(tmp_path, mon
 
     def due_at(step, now):
         clock.now = now
-        return checkpoints.due(step)
+        return checkpoints.is_due(step)
 
     assert not due_at(0, 61.0)  # what the seed gives needs no checkpoint
     assert not due_at(10, 59.0)
@@ -206,7 +211,8 @@ def test_without_a_readable_checkpoint_the_run_is_refused_and_nothing_is_removed
     before = sorted((tmp_path / "checkpoints").rglob("*"))
     for _ in range(2):
         with pytest.raises(
-            ValueError, match=r"no checkpoint there can be read \(step 2: .*step 1: .*remove the"
+            ValueError,
+            match=r"checkpoints can be read \(step 2: .*step 1: .*remove the",
         ):
             restored(tmp_path)
     assert capsys.readouterr().out == ""
@@ -244,13 +250,13 @@ def test_an_error_without_words_is_a_checkpoint_that_cannot_be_read(tmp_path, mo
 
     monkeypatch.setattr(checkpoint.Checkpoints, "_restore", fail)
     assert restored(tmp_path) == ({"at": 1}, [1])
-    assert "is taken: step 2: AssertionError: \n" in capsys.readouterr().out
+    assert "be read: step 2: AssertionError: \n" in capsys.readouterr().out
 
 
 def test_folder_that_is_not_ours_is_refused_and_left_alone(data, tmp_path, capsys):
     (tmp_path / "thesis.tex").write_text("mine")
     assert run(data, tmp_path) == 2
-    assert "holds thesis.tex, but no run of ours" in capsys.readouterr().err
+    assert "contains thesis.tex, but no run of this program" in capsys.readouterr().err
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
 
 
@@ -281,13 +287,11 @@ def test_a_run_is_taken_up_by_another_path_with_cut_files_and_without_checkpoint
 
 
 def test_folder_that_another_process_works_in_is_refused(data, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(files, "PATIENCE_SECONDS", 0.2)
-    folder = os.open(tmp_path, os.O_RDONLY)
-    fcntl.flock(folder, fcntl.LOCK_EX)
-    assert run(data, tmp_path) == 2
-    assert "another process is at work there" in capsys.readouterr().err
-    os.close(folder)
-    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(files, "LOCK_SECONDS", 0.2)
+    with files.locked(epath.Path(tmp_path / ".lock"), "in use"):
+        assert run(data, tmp_path) == 2
+    assert "is used by another process" in capsys.readouterr().err
+    assert [file.name for file in tmp_path.iterdir()] == [".lock"]
 
 
 def test_unused_checkpoints_leave_no_folder(reference):
@@ -296,7 +300,7 @@ def test_unused_checkpoints_leave_no_folder(reference):
 
 def test_a_runs_keeping_may_change_when_it_is_taken_up_again(data, reference, capsys):
     assert run(data, reference, "--config.checkpoint_every_steps=2") == 0
-    assert "complete already" in capsys.readouterr().out
+    assert "already complete" in capsys.readouterr().out
 
 
 def test_another_number_of_hosts_is_refused_in_mid_run_unless_asked_for(
@@ -313,7 +317,7 @@ def test_another_number_of_hosts_is_refused_in_mid_run_unless_asked_for(
     before_batch(0, None)
     assert run(data, tmp_path) == 2
     error = capsys.readouterr().err
-    assert "hosts=1: the checkpoint of step 3 is from 2, whose batches were others" in error
+    assert "hosts=1: the checkpoint of step 3 is from 2 hosts, which saw other batches" in error
     assert run(data, tmp_path, "--config.allow_host_count_change=True") == 0
     assert (tmp_path / "curve.csv").read_bytes() == (reference / "curve.csv").read_bytes()
 

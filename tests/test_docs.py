@@ -245,7 +245,7 @@ def test_the_recipe_of_ones_own_optimizer_loads_and_builds(tmp_path):
     assert config.recipe == "mine:digits"
     optimizer = config.optimizer.to_dict()
     assert optimizer == {"name": "optax:adamw", "b1": 0.8}
-    tx, schedule = optimizers.from_recipe(optimizer, config.schedule.to_dict(), config.total_steps)
+    tx, schedule = optimizers.from_recipe(config)
     assert float(schedule(6)) == pytest.approx(0.01)
     assert tx.init({"w": 1.0}) is not None
 

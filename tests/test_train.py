@@ -15,14 +15,16 @@ from processes import NETWORK
 import checkpoint
 import evaluator
 import train
-from configs import command_line
+from configs import command_line, optimizers
 from configs import plan as plans
 from errors import Preempted
 from input_pipeline.batches import Again
 from run import mllog
 from run.logger import RunLogger, RunProgress
 
-RUN_JSON = {  # the contract's keys
+RUN_JSON = {
+    "reason": type(None),
+    "segments": list,  # the contract's keys
     "recipe": str,
     "optimizer": str,
     "dataset": str,
@@ -60,6 +62,10 @@ def config(data_dir):
         return command_line.load("nesterov:smoke", [*TINY, data, *overrides])
 
     return load
+
+
+def build(loaded, spec):
+    return train.build(loaded, spec, optimizers.from_recipe(loaded))
 
 
 def contents(folder):
@@ -188,7 +194,7 @@ def test_workdir_of_another_config_is_refused(config, tmp_path):
     train.train_and_evaluate(config(), str(tmp_path))
     before = contents(tmp_path)
     with pytest.raises(
-        ValueError, match=r"another config \(optimizer.momentum=0.9 there, 0.5 now\)"
+        ValueError, match=r"another config \(optimizer.momentum=0.9 there, 0.5 given\)"
     ):
         train.train_and_evaluate(config("--config.optimizer.momentum=0.5"), str(tmp_path))
     assert contents(tmp_path) == before
@@ -198,7 +204,7 @@ def test_seeds_and_trials_of_a_recipe_share_one_compiled_step(config, tmp_path, 
     spec = train.input_pipeline.describe(**config().dataset.to_dict())
 
     def step_of(*overrides):
-        return train.build(config(*overrides), spec).train_step
+        return build(config(*overrides), spec).train_step
 
     one = step_of()
     assert step_of("--config.seed=2") is one
@@ -241,7 +247,7 @@ def test_accumulation_and_pooling_reach_the_step_and_the_log(config):
 
     def update(*overrides):
         chosen = config(span, *overrides)
-        program = train.build(chosen, spec)
+        program = build(chosen, spec)
         initial = train.steps.init_state(program.model, program.tx, spec.image_shape, 0)
         loops = program.train_step.lower(train.steps.place(initial), batch).as_text()
         state, _ = program.train_step(train.steps.place(initial), batch)
@@ -359,7 +365,7 @@ def test_corrupted_checkpoint_falls_back_to_the_one_before(
         file.write_bytes(b"damaged")
     train.train_and_evaluate(load(), str(tmp_path))
     out = capsys.readouterr().out
-    assert "checkpoint cannot be read, the one before it is taken: step 5" in out
+    assert "skipping a checkpoint that cannot be read: step 5" in out
     assert "from the checkpoint of step 4" in out
     assert (tmp_path / "curve.csv").read_bytes() == (reference / "curve.csv").read_bytes()
 
@@ -385,7 +391,7 @@ def test_checkpoint_of_another_version_of_the_code_is_one_line(undisturbed, tmp_
         )
         with pytest.raises(Preempted):
             train.train_and_evaluate(load(), str(tmp_path))
-    with pytest.raises(ValueError, match=r"checkpoints are of another version of the code; give"):
+    with pytest.raises(ValueError, match=r"checkpoints are of another version of the code; use"):
         train.train_and_evaluate(load(), str(tmp_path))
 
 
@@ -393,7 +399,7 @@ def test_checkpoint_of_another_dtype_is_refused(undisturbed):
     load, reference = undisturbed
     config = load()
     spec = train.input_pipeline.describe(**config.dataset.to_dict())
-    program = train.build(config, spec)
+    program = build(config, spec)
     template = train.steps.init_state(program.model, program.tx, spec.image_shape, 0)
     half = jax.tree.map(lambda x: x.astype("bfloat16"), template.batch_stats)
     other = train.steps.replace(template, batch_stats=half)

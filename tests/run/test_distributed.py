@@ -120,7 +120,7 @@ def test_a_checkpoint_goes_from_one_process_to_two_and_back(recipe, data, tmp_pa
     refused = Hosts(2, 4, tmp_path, two, *arguments(recipe, data))
     assert refused.end() == [2, 2], refused.said()
     for log in refused.logs:
-        assert "hosts=2: the checkpoint of step 2 is from 1, whose batches" in log.read_text()
+        assert "hosts=2: the checkpoint of step 2 is from 1 hosts, which" in log.read_text()
 
     asked = ("--config.allow_host_count_change=True", "--config.checkpoint_every_steps=1")
     hosts = Hosts(2, 4, tmp_path, two, *arguments(recipe, data, *asked))
@@ -211,13 +211,13 @@ def test_what_only_one_host_can_know_ends_all_with_one_line(data, tmp_path):
         return said[0][0], said[1][0]
 
     seeds = end(lambda host: [f"--config.seed={host}"], tmp_path / "a")
-    assert "config.seed=0 host 0, 1 host 1: all hosts must run the same" in seeds[0]
+    assert "config.seed=0 on host 0, 1 on host 1: must be equal on all hosts" in seeds[0]
     assert seeds[0] == seeds[1]
     assert not (tmp_path / "a").exists()
 
     (tmp_path / "thesis.tex").write_text("mine")
     foreign = end(lambda host: (), tmp_path)
-    assert all("no run of ours" in line for line in foreign)
+    assert all("no run of this program" in line for line in foreign)
     assert "(host 0 of 2)" in foreign[1]
 
 
@@ -228,7 +228,7 @@ def test_what_only_one_host_can_know_ends_all_with_one_line(data, tmp_path):
         (["--distributed", "--num_processes=2"], "--distributed: finds the hosts by itself"),
         (["--coordinator_address=here", "--num_processes=2", "--process_id=0"], "HOST:PORT"),
         (["--coordinator_address=a:1", "--num_processes=2", "--process_id=2"], "--process_id=2"),
-        (["--distributed"], "--distributed: no cluster is found here"),
+        (["--distributed"], "--distributed: found no cluster"),
     ],
 )
 def test_flags_that_do_not_join_anything_are_explained(given, words, monkeypatch):
