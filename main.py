@@ -17,6 +17,7 @@ import sys
 from collections.abc import Sequence
 
 from absl import flags
+from ml_collections import ConfigDict
 
 from configs import command_line, plan
 from errors import (
@@ -29,6 +30,19 @@ from errors import (
     UserError,
 )
 from run import distributed
+
+
+def warn_of_unscaled_schedule(argv: Sequence[str], config: ConfigDict) -> None:
+    """Prints a warning if an override changes the length of a run but not that of its warm-up."""
+    fields = {argument.partition("=")[0] for argument in argv}
+    warmup_steps = config.schedule.warmup_steps
+    scales_neither = "--config.schedule.warmup_steps" not in fields and warmup_steps > 0
+    if "--config.total_steps" in fields and scales_neither:
+        print(
+            f"warning: total_steps={config.total_steps} does not scale schedule.warmup_steps="
+            f"{warmup_steps:g}; set it too, or use sweep.py --budgets={config.total_steps}",
+            file=sys.stderr,
+        )
 
 
 def main(argv: Sequence[str]) -> int:
@@ -51,6 +65,7 @@ def main(argv: Sequence[str]) -> int:
         if not options.workdir:
             raise UserError("--workdir: missing; give a folder for this run")
         plan.validate(config)
+        warn_of_unscaled_schedule(argv, config)
         distributed.join(options)
         import train  # starts TensorFlow and the devices, once the config makes sense
 
@@ -70,6 +85,8 @@ def main(argv: Sequence[str]) -> int:
             f"steps to {result.target_accuracy:.4g}: {result.steps_to_target or 'not reached'}"
             + ("; the same command continues" if result.status == "aborted" else "")
         )
+        if result.recipe.endswith(":smoke") and result.status == "done":
+            print("the smoke test passed; it is too short to reach the target")
     return {"done": DONE, "diverged": DIVERGED, "aborted": INTERRUPTED}[result.status]
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import optax
 
@@ -115,12 +116,29 @@ def make_optimizer(
             f"optimizer: {name} returned {type(tx).__name__}, not an optax transformation with "
             "init and update"
         )
+    if ":" in name:
+        _check_update(name, tx)
     injected = _injected(name, hyperparameters, schedule)
     keyword = inspect.Parameter.KEYWORD_ONLY
     parameters = [inspect.Parameter(field, keyword) for field in injected]
     build.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     inject = optax.inject_hyperparams(build, hyperparam_dtype=jnp.float32)
     return inject(**injected), learning_rate
+
+
+def _check_update(name: str, tx: optax.GradientTransformation) -> None:
+    """Raises UserError if `tx.update` needs more than gradients, state and parameters."""
+    shapes = {"kernel": jax.ShapeDtypeStruct((2, 2), "float32")}
+    try:
+        jax.eval_shape(lambda params: tx.update(params, tx.init(params), params), shapes)
+    except NameError:  # it uses the axis of the training step
+        return
+    except Exception as error:
+        raise UserError(
+            f"optimizer.name={name}: update(grads, state, params) fails ({error}); optimizers that "
+            "need the loss or other arguments are not supported, because the loss of a step is "
+            "known only after all devices and micro-batches"
+        ) from error
 
 
 def _injected(

@@ -200,3 +200,27 @@ def test_help_starts_without_tensorflow_or_jax(script):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "usage" in done.stdout.lower() or "Flags" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("overrides", "is_warned"),
+    [
+        (["--config.total_steps=6"], True),
+        (["--config.total_steps=6", "--config.schedule.warmup_steps=1"], False),
+        ([], False),
+    ],
+)
+def test_another_length_without_another_warmup_is_warned_of(
+    overrides, is_warned, tmp_path, monkeypatch, capsys
+):
+    import train
+
+    result = types.SimpleNamespace(
+        recipe="lars:smoke", seed=0, status="done", final_accuracy=0.3,
+        target_accuracy=0.93, steps_to_target=None,
+    )  # fmt: skip
+    monkeypatch.setattr(train, "train_and_evaluate", lambda *_: result)
+    assert main.main(["main.py", SMOKE, *overrides, f"--workdir={tmp_path}"]) == 0
+    out, error = capsys.readouterr()
+    assert ("warning: total_steps=6 does not scale schedule.warmup_steps=2" in error) == is_warned
+    assert "the smoke test passed" in out

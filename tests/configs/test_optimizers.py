@@ -9,6 +9,7 @@ import pytest
 
 import optim
 from configs import optimizers
+from errors import UserError
 
 SCHEDULE = {"peak_learning_rate": 0.3, "warmup_steps": 2.0}
 VALUES = {  # two points per optimizer that differ in all injected hyperparameters
@@ -137,3 +138,10 @@ def test_the_peak_of_another_factory_is_injected():
     moved = [after_three_steps(update, tx) - PARAMS["a"]["kernel"] for tx in (first, second)]
     assert len(traces) == 1
     np.testing.assert_allclose(moved[1], 2 * moved[0], rtol=1e-4, atol=1e-6)
+
+
+def test_an_optimizer_that_needs_the_loss_is_refused_in_a_sentence():
+    with pytest.raises(
+        UserError, match=r"sophia.*optimizers that need the loss or other arguments"
+    ):
+        optimizers.make_optimizer("optax.contrib:sophia", {}, SCHEDULE, 10)
