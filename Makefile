@@ -85,7 +85,7 @@ test-tpu: $(INSTALLED)  ## the ahead-of-time tests, with the TPU compiler
 	$(RUN) -m pytest -m "tpu and not slow"
 
 mlperf-check: $(INSTALLED)  ## MLCommons' own checkers on the logs below DIR
-	$(RUN) -m reporting.mlperf_check $(DIR)
+	$(RUN) -m mlperf.check $(DIR)
 
 lock:  ## renew the lock files from pyproject.toml (needs uv)
 	$(COMPILE) --extra dev pyproject.toml -o requirements.lock

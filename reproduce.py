@@ -103,7 +103,7 @@ def check(options: argparse.Namespace, overrides: Sequence[str]) -> None:
 
 def predicted(options: argparse.Namespace) -> Iterator[str]:
     """Lines: the estimated hours of all runs, of the recipes that results/pod_plan has."""
-    plans = [json.loads(file.read_text()) for file in sorted(PLANS.glob("*.json"))]
+    plans = [json.loads(file.read_text()) for file in sorted(PLANS.glob("*:*.json"))]
     found = predict.predictions(plans) if plans else []
     seconds = {one.recipe: s for one in found if (s := one.anchored_seconds) is not None}
     n_seeds = len(runs.parse_seeds(options.seeds))

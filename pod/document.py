@@ -11,7 +11,7 @@ from matplotlib import pyplot as plt
 
 from pod import predict, summary
 from reporting.figures import STYLE, svg
-from reporting.markdown_table import table
+from reporting.output import table
 
 COLOURS = {  # Okabe and Ito's palette
     "forward": "#56B4E9",

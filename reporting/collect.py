@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from errors import UserError
-from reporting import archive, mlperf_log
+from mlperf import log as mlperf_log
+from reporting import archive
 from reporting.run_folder import read_run
 from reporting.runs import Run
 from run import files

@@ -6,7 +6,7 @@ from typing import Any
 
 from errors import UserError
 from reporting import figures, html, provenance, screen
-from reporting.markdown_table import table
+from reporting.output import table
 from reporting.rows import Row
 from run import files
 

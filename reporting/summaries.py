@@ -4,7 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from reporting import inference, mlperf_rules
+from mlperf import rules as mlperf_rules
+from reporting import inference
 from reporting.rows import Row, finite
 from run.schema import reaches
 

@@ -23,7 +23,7 @@ import sweep
 from configs import command_line, optimizers, plan
 from optim import monitoring
 from pod import topologies
-from reporting import claims, recipes
+from reporting import readme
 
 ROOT = pathlib.Path(main.__file__).parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -200,7 +200,7 @@ def test_every_recipe_and_factory_that_is_named_is_there(name):
 
 
 def test_every_field_test_and_function_that_is_named_is_there():
-    fields = {f"{s}.{f}" for c in recipes.published() for s in SECTIONS for f in c[s]}
+    fields = {f"{s}.{f}" for c in readme.recipes() for s in SECTIONS for f in c[s]}
     tests = "".join(path.read_text("utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
     for span in ALL_SPANS:
         if re.fullmatch(r"--config\.[a-z_.]+(=\S*)?", span):
@@ -222,14 +222,13 @@ def test_the_counters_are_those_of_the_optimizer():
 
 
 def test_the_generated_tables_are_the_present_ones():
-    assert claims.inserted(README) == README
-    page = recipes.PAGE.read_text("utf-8")
-    assert recipes.inserted(page) == page, "write it anew: python -m reporting.recipes"
+    for page in readme.TABLES:
+        assert readme.update(page) == TEXTS[page], "update it: python -m reporting.readme"
 
 
 def test_the_table_of_recipes_shows_every_flagged_field():
-    shown = recipes.table()
-    for config in recipes.published():
+    shown = readme.values()
+    for config in readme.recipes():
         assert f"`{config.recipe}`" in shown
         for field in (*config.unverified, *config.assumed):
             assert f"| `{field}` |" in shown, field

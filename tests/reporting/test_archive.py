@@ -2,13 +2,13 @@
 
 import json
 
-import log_files
 import numpy as np
 import pytest
 from run_folders import write_run
 
 import report
 from reporting import archive, collect, output
+from tests.mlperf import log_files
 
 
 def folders(out):

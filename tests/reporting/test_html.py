@@ -6,10 +6,10 @@ import subprocess
 
 import numpy as np
 import pytest
-from log_files import write_shampoo
-from run_folders import write_run
 
 from reporting import collect, document, figures, html
+from tests.mlperf.log_files import write_shampoo
+from tests.reporting.run_folders import write_run
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 

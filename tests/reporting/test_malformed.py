@@ -5,12 +5,12 @@ import math
 from pathlib import Path
 
 import pytest
-from log_files import SHAMPOO, SHAMPOO_PATH, line, log_lines
-from run_folders import write_run
 
 import report
 from configs.fields import SAME_ROW
 from reporting import collect, document, screen
+from tests.mlperf.log_files import SHAMPOO, SHAMPOO_PATH, line, log_lines
+from tests.reporting.run_folders import write_run
 
 GOOD = (500, 900, 975)
 

@@ -1,4 +1,4 @@
-"""MLCommons' own checkers on finished runs: python -m reporting.mlperf_check DIR [DIR...]
+"""MLCommons' own checkers on finished runs: python -m mlperf.check DIR [DIR...]
 
 Every run's log goes through the compliance checker (rulesets 1.0.0 and 4.0.0; there are none for
 ResNet after 4.0.0), every recipe with five runs or more through the RCP checker (1.0.0).
@@ -19,9 +19,9 @@ from mlperf_logging.compliance_checker import mlp_compliance
 from mlperf_logging.rcp_checker import rcp_checker
 
 from errors import USER_ERROR, OneLineParser, UserError
-from reporting import mllog
-from reporting.mlperf_log import TRAIN_EXAMPLES
-from reporting.mlperf_rules import N_RUNS
+from mlperf import lines as mllog
+from mlperf.log import TRAIN_EXAMPLES
+from mlperf.rules import N_RUNS
 from run import files
 
 RULESETS = ("1.0.0", "4.0.0")
@@ -135,9 +135,7 @@ def _convergence(group: str, files: Sequence[LogFile]) -> tuple[str, bool]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = OneLineParser(
-        prog="python -m reporting.mlperf_check", description=__doc__.split("\n")[0]
-    )
+    parser = OneLineParser(prog="python -m mlperf.check", description=__doc__.split("\n")[0])
     parser.add_argument("dirs", nargs="+", metavar="DIR", type=Path)
     options = parser.parse_args(argv)
     logging.disable(logging.CRITICAL)  # the checkers log to the root logger as they go

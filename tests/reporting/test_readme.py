@@ -1,12 +1,11 @@
-"""README's table of the studies, from reports whose numbers are known."""
+"""The generated tables of README.md, from reports with known numbers."""
 
 import json
-from functools import partial
 
 import pytest
 
 import report
-from reporting import claims
+from reporting import readme
 from tests.reporting.run_folders import write_run
 
 
@@ -21,7 +20,7 @@ def ladder(out, recipe, accuracies, **options):
 
 @pytest.fixture
 def results(tmp_path, monkeypatch):
-    monkeypatch.setattr(claims, "ROOT", tmp_path)
+    monkeypatch.setattr(readme, "ROOT", tmp_path)
     for name in ("one_budget", "study"):
         (tmp_path / "results" / name).mkdir(parents=True)
     return tmp_path / "results"
@@ -31,7 +30,7 @@ def make(folder, runs):
     report.make_report([runs], folder / "report.json")
 
 
-def test_what_the_studies_found(results, tmp_path):
+def test_steps_needed_by_study(results, tmp_path):
     runs = tmp_path / "runs"
     ladder(runs, "lars:digits", {50: 0.92, 60: 0.94})
     ladder(runs, "nesterov:digits", {50: 0.90, 60: 0.91})
@@ -39,16 +38,16 @@ def test_what_the_studies_found(results, tmp_path):
     make(results / "study", runs)
     ladder(tmp_path / "single", "sm3:digits", {50: 0.99})
     make(results / "one_budget", tmp_path / "single")
-    assert claims.studies().splitlines() == [
+    assert readme.studies().splitlines() == [
         "| steps to a median of | `lars` | `nesterov` | `shampoo` |",
         "|---|---|---|---|",
         "| [93 % on digits](results/study/README.md) | 55.0 | over 60 | 50 or fewer |",
         "",
-        "Differences shown, of all pairs: 0 of 3 on digits; the pages name them.",
+        "A difference is shown for 0 of 3 pairs on digits. The linked pages list them.",
     ]
 
 
-def test_the_ladder_is_the_longest_and_the_batches_are_counted(results, tmp_path):
+def test_the_longest_ladder_is_shown_and_batch_verdicts_are_counted(results, tmp_path):
     runs = tmp_path / "runs"
     for batch, gain in ((640, 0.0), (1280, 0.04)):
         for recipe, base in (("shampoo:digits", 0.92), ("lars:digits", 0.9)):
@@ -62,25 +61,29 @@ def test_the_ladder_is_the_longest_and_the_batches_are_counted(results, tmp_path
     ladder(runs, "lars:digits", {50: 0.92, 70: 0.94})
     ladder(runs / "1280", "lars:digits", {35: 0.95}, record={"global_batch_size": 1280})
     make(results / "study", runs)
-    *_, row, _, shown, blank, answer = claims.studies().splitlines()
-    # LARS's four budgets share but one with Shampoo's: no ladder is compared.
-    assert shown.startswith("Differences shown, of all pairs: ")
-    assert row == "| [93 % on digits](results/study/README.md) | 67.3 |"  # of 50, 60 and 70 steps
+    _, _, row, _, shown, blank, *answer = readme.studies().splitlines()
+    # LARS shares only one of its four budgets with Shampoo, so no ladders are compared.
+    assert shown.startswith("A difference is shown for ")
+    assert row == "| [93 % on digits](results/study/README.md) | 67.3 |"  # 50, 60 and 70 steps
     assert not blank
-    assert answer == (
-        "Does Shampoo's advantage grow with the batch, from 640 to 1,280? Over `lars` it grows in "
-        "1 of 1 ([all accuracies, and what was tuned again](results/study/README.md))."
-    )
+    assert answer == [
+        "Change of Shampoo's advantage in final accuracy from batch 640 to 1,280, at each number "
+        "of examples ([accuracies and re-tuned hyperparameters](results/study/README.md)):",
+        "",
+        "| advantage over | grows |",
+        "|---|---|",
+        "| `lars` | 1 of 1 |",
+    ]
 
 
-def test_of_batch_sizes_with_ladders_as_long_one_is_shown(results, tmp_path):
-    """Else a column would mix them."""
+def test_one_batch_size_is_shown_if_several_have_equally_long_ladders(results, tmp_path):
+    """Otherwise a column would mix batch sizes."""
     for batch, accuracy in ((640, 0.0), (1280, 0.015)):
         for recipe in ("lars:digits", "sm3:digits"):
             ladder(tmp_path / "runs" / str(batch), recipe, {50: 0.92 + accuracy, 60: 0.94},
                    record={"global_batch_size": batch})  # fmt: skip
     make(results / "study", tmp_path / "runs")
-    *_, row, _, _ = claims.studies().splitlines()
+    *_, row, _, _ = readme.studies().splitlines()
     assert row == "| [93 % on digits](results/study/README.md) | 55.0 | 55.0 |"
 
 
@@ -94,33 +97,45 @@ def test_differences_are_counted_among_the_ladders_that_are_shown(results):
     frame = {"dataset": "x", "measure": "ladder", "global_batch_size": 64}
     tests = [frame | {"verdict": verdict} for verdict in verdicts]
     tests += [tests[0] | {"global_batch_size": 128}, tests[0] | {"measure": "A"}]
-    report_made = {"ladders": ladders, "comparisons": tests, "batches": []}
-    (results / "study" / "report.json").write_text(json.dumps(report_made))
-    assert "of all pairs: 2 of 3 on x; the pages name them." in claims.studies()
+    content = {"ladders": ladders, "comparisons": tests, "batches": []}
+    (results / "study" / "report.json").write_text(json.dumps(content))
+    assert "A difference is shown for 2 of 3 pairs on x." in readme.studies()
 
 
-PAGE = f"one\n{claims.BEGIN}\nold\n{claims.END}\ntwo\n"
+BEGIN, END = readme.markers("values")
+PAGE = f"one\n{BEGIN}\nold\n{END}\ntwo\n"
 
 
-def test_a_page_keeps_all_around_its_markers():
-    found = claims.replaced(PAGE, claims.BEGIN, claims.END, "new")
-    assert found == PAGE.replace("old", "new")
+@pytest.fixture
+def pages(tmp_path, monkeypatch):
+    """One page with one table, whose content is "new"."""
+
+    def values():
+        return "new"
+
+    monkeypatch.setattr(readme, "ROOT", tmp_path)
+    monkeypatch.setattr(readme, "TABLES", {"page.md": (values,)})
+    return tmp_path
+
+
+def test_a_page_keeps_all_text_around_its_markers(pages):
+    (pages / "page.md").write_text(PAGE)
+    assert readme.main() == 0
+    assert (pages / "page.md").read_text() == PAGE.replace("old", "new")
 
 
 @pytest.mark.parametrize(
     "damaged",
     [
-        PAGE.replace(claims.END, ""),
-        PAGE.replace(claims.BEGIN, ""),
-        PAGE + claims.END,
-        PAGE + claims.BEGIN,
-        f"{claims.END} {claims.BEGIN}",
+        PAGE.replace(END, ""),
+        PAGE.replace(BEGIN, ""),
+        PAGE + END,
+        PAGE + BEGIN,
+        f"{END} {BEGIN}",
     ],
 )
-def test_a_page_whose_markers_are_damaged_is_left_as_it_is(damaged, tmp_path, capsys):
-    page = tmp_path / "page.md"
-    page.write_text(damaged)
-    inserted = partial(claims.replaced, begin=claims.BEGIN, end=claims.END, content="new")
-    assert claims.write(page, inserted) == 2
-    assert page.read_text() == damaged
-    assert capsys.readouterr().err.startswith(f"error: page.md: needs {claims.BEGIN} and")
+def test_a_page_with_damaged_markers_is_not_changed(damaged, pages, capsys):
+    (pages / "page.md").write_text(damaged)
+    assert readme.main() == 2
+    assert (pages / "page.md").read_text() == damaged
+    assert capsys.readouterr().err.startswith(f"error: page.md: needs {BEGIN} and")

@@ -5,13 +5,13 @@ import sys
 
 import pytest
 from etils import epath
-from log_files import SHAMPOO, log_lines, write_shampoo
 
 import evaluator
 from configs import command_line
 from configs import plan as plans
-from reporting import mlperf_check
+from mlperf import check as mlperf_check
 from run.logger import RunLogger, RunProgress
+from tests.mlperf.log_files import SHAMPOO, log_lines, write_shampoo
 
 
 def write_scripted(folder, recipe, last_accuracy=0.76):

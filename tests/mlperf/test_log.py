@@ -3,10 +3,10 @@
 import json
 
 import pytest
-from log_files import SHAMPOO, SHAMPOO_PATH, line, log_lines, write_shampoo
 
 import report
-from reporting.mlperf_log import read_log
+from mlperf.log import read_log
+from tests.mlperf.log_files import SHAMPOO, SHAMPOO_PATH, line, log_lines, write_shampoo
 
 PATH = [*SHAMPOO_PATH, 0.76]
 

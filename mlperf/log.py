@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from errors import UserError
-from reporting import log_evaluations, log_steps, mllog
-from reporting.log_evaluations import Evaluation
-from reporting.mllog import Line, Log, as_number
+from mlperf import evaluations as log_evaluations
+from mlperf import lines as mllog
+from mlperf import steps as log_steps
+from mlperf.evaluations import Evaluation
+from mlperf.lines import Line, Log, as_number
 from reporting.runs import Point, Run
 from run.schema import reaches
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from errors import UserError
-from reporting.mllog import Line, Log, as_number
+from mlperf.lines import Line, Log, as_number
 
 
 @dataclass(frozen=True)
