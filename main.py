@@ -65,8 +65,9 @@ def main(argv: Sequence[str]) -> int:
         if not options.workdir:
             raise UserError("--workdir: missing; give a folder for this run")
         plan.validate(config)
-        warn_of_unscaled_schedule(argv, config)
         distributed.join(options)
+        if distributed.is_first():
+            warn_of_unscaled_schedule(argv, config)
         import train  # starts TensorFlow and the devices, once the config makes sense
 
         result = train.train_and_evaluate(config, options.workdir)

@@ -16,6 +16,7 @@ NETWORK = (  # the least that trains
     "--config.global_batch_size=64",
     "--config.model.bn_span=64",
     "--config.total_steps=5",
+    "--config.schedule.warmup_steps=2",
     "--config.eval_every_steps=2",
     "--config.log_every_steps=1",
 )

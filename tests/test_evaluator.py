@@ -5,7 +5,8 @@ import pytest
 from etils import epath
 
 import evaluator
-from evaluator import Evaluation
+from run import schema
+from run.schema import Evaluation
 
 
 def counting_step(state, batch):
@@ -55,19 +56,19 @@ def test_counts_beyond_what_float32_can_count():
 
 def test_target_is_reached_at_equality():
     curve = [Evaluation(157, 37949, 50000, 1.0), Evaluation(314, 37950, 50000, 1.0)]
-    assert evaluator.steps_to_target(curve, 0.759) == 314
+    assert schema.steps_to_target(curve, 0.759) == 314
 
 
 def test_first_hit_counts_even_if_the_curve_falls_again():
     curve = [Evaluation(s, n, 10, 1.0) for s, n in ((1, 5), (2, 9), (3, 6), (4, 10))]
-    assert evaluator.steps_to_target(curve, 0.9) == 2
-    assert evaluator.steps_to_target(curve, 0.95) == 4
-    assert evaluator.steps_to_target(curve[:3], 0.95) is None
-    assert evaluator.steps_to_target([], 0.5) is None
+    assert schema.steps_to_target(curve, 0.9) == 2
+    assert schema.steps_to_target(curve, 0.95) == 4
+    assert schema.steps_to_target(curve[:3], 0.95) is None
+    assert schema.steps_to_target([], 0.5) is None
 
 
 def test_curve_file(tmp_path):
-    evaluator.write_curve(
+    schema.write_curve(
         epath.Path(tmp_path / "curve.csv"),
         [Evaluation(4, 1, 3, 2.5), Evaluation(8, 2, 3, 0.123456789)],
     )

@@ -141,7 +141,5 @@ def test_the_peak_of_another_factory_is_injected():
 
 
 def test_an_optimizer_that_needs_the_loss_is_refused_in_a_sentence():
-    with pytest.raises(
-        UserError, match=r"sophia.*need the loss or other arguments"
-    ):
+    with pytest.raises(UserError, match=r"sophia.*need the loss or other arguments"):
         optimizers.make_optimizer("optax.contrib:sophia", {}, SCHEDULE, 10)
