@@ -78,7 +78,7 @@ reproduce: OUT ?= runs/reproduce
 
 plan: $(INSTALLED)  ## every published recipe compiled for a TPU pod, no TPU needed [TOPOLOGY=v3:16x8]
 	$(MAKE) setup EXTRA=tpu
-	$(RUN) -m pod --topology=$(TOPOLOGY)
+	$(RUN) pod_plan.py --all --topology=$(TOPOLOGY)
 
 test-tpu: $(INSTALLED)  ## the ahead-of-time tests, with the TPU compiler
 	$(MAKE) setup EXTRA=tpu

@@ -4,6 +4,7 @@ import argparse
 from typing import NoReturn
 
 DONE, FAILED, USER_ERROR, DIVERGED, PREEMPTED, INTERRUPTED = 0, 1, 2, 3, 75, 130
+CRASHED = 70  # of one of several hosts; a launcher restarts it
 
 
 class UserError(ValueError):

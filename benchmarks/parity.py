@@ -15,8 +15,8 @@ import numpy as np
 import optax
 
 import optim
+from benchmarks import reference
 from optim import lars, sm3
-from tests.optim import reference
 
 # Ranks 0 to 4, dimensions of one, odd sizes, tails in one and two dimensions.
 SHAPES: dict[str, tuple[int, ...]] = {"conv": (3, 3, 5, 7), "dense": (20, 13), "bias": (37,)}

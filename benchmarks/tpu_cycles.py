@@ -47,7 +47,7 @@ def estimate(name: str) -> dict[str, Any]:
         is_leaf=update_cost.is_shape,
     )
     state, sharded = jax.eval_shape(lambda w: sharding.split(tx.init(w), n), params)
-    step = update_cost.over_devices(tx, pod_compile.devices_of(TOPOLOGY))
+    step = update_cost.over_devices(tx, pod_compile.topology_devices(TOPOLOGY))
     lowered = step.lower(state, sharded, params, params, jax.ShapeDtypeStruct((n,), jnp.float32))
     return cycles.estimate(lowered.compile().as_text(), TOPOLOGY.generation)
 

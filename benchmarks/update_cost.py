@@ -13,9 +13,9 @@ import numpy as np
 import optax
 from jax import lax
 
+from benchmarks import reference
 from configs import optimizers
 from optim import sharding
-from tests.optim import reference
 
 SHAMPOO: dict[str, Any] = {  # shampoo:readme
     "beta1": 0.95,

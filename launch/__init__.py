@@ -1,1 +1,1 @@
-"""Starting the same command on every host of a pod, and what must hold before it starts."""
+"""Starts one command on every host of a pod or cluster, after a preflight check."""

@@ -1,9 +1,10 @@
-"""What must hold on every host before a reproduction starts: devices, versions, data, disk.
+"""Checks devices, versions, data and disk space on all hosts before a reproduction starts.
 
     python -m launch.preflight --recipes=... --out=DIR --config.dataset.data_dir=DIR --devices=256
 
-Takes the flags of main.py for several hosts. Exit status 0 if all is there, on all hosts; else 2
-and one message, on all hosts. It is a process of its own, for a TPU serves one process at a time.
+It accepts main.py's flags for several hosts. Its exit status is 0 if all checks pass on all hosts,
+else 2 with one message on all hosts. It is a separate process, because a TPU serves one process at
+a time.
 """
 
 import json
@@ -25,25 +26,25 @@ from input_pipeline.options import GIB
 from run import distributed, identity
 from sweeps import runs
 
-LOG_GIB = 0.05  # of a run: events, curves, MLPerf log
+LOG_GIB = 0.05  # events, curve and MLPerf log of a run
 
 
-def check_devices(wanted: int) -> None:
-    """Raises UserError unless JAX sees exactly that many devices, as many on each host."""
+def check_devices(n_devices: int) -> None:
+    """Raises UserError unless JAX has this number of devices."""
     import jax
 
-    devices, hosts = jax.devices(), jax.process_count()
-    if len(devices) != wanted:
+    devices, n_hosts = jax.devices(), jax.process_count()
+    if len(devices) != n_devices:
         raise UserError(
-            f"devices={wanted}: {len(devices)} ({devices[0].device_kind}) found on {hosts} "
-            f"host(s); the published runs took a TPU v3-256 (256 cores, 32 hosts). Start this on "
-            "every host of such a pod (python -m launch --help), or say --devices=N and, where "
-            "the memory of N devices asks for it, --config.gradient_accumulation_steps"
+            f"devices={n_devices}: {len(devices)} ({devices[0].device_kind}) found on {n_hosts} "
+            "host(s); the published runs used a TPU v3-256 (256 cores, 32 hosts). Start this on "
+            "every host of such a pod (python -m launch --help), or set --devices=N and, if N "
+            "devices have too little memory, --config.gradient_accumulation_steps"
         )
 
 
 def check_data(config: ConfigDict, is_subset: bool) -> DatasetSpec:
-    """The recipe's data set; UserError unless it is there, with all files and all examples."""
+    """Returns the recipe's data set; UserError unless all its files and examples are present."""
     import jax
 
     import input_pipeline
@@ -51,30 +52,30 @@ def check_data(config: ConfigDict, is_subset: bool) -> DatasetSpec:
 
     plans.validate(config)
     dataset = config.dataset.to_dict()
-    found = input_pipeline.describe(**dataset)
+    description = input_pipeline.describe(**dataset)
     on_disk = spec.locate(dataset["name"], dataset["data_dir"])
     if on_disk is not None:
         prepared.check(on_disk)
     published = spec.KNOWN.get(dataset["name"])
     for split in ("n_train_examples", "n_eval_examples"):
-        there = getattr(found, split)
-        if published and there != getattr(published, split) and not is_subset:
+        n_examples = getattr(description, split)
+        if published and n_examples != getattr(published, split) and not is_subset:
             raise UserError(
-                f"dataset.data_dir={dataset['data_dir']}: {split}={there:,}, the full set has "
-                f"{getattr(published, split):,}; prepare all of it, or say --subset"
+                f"dataset.data_dir={dataset['data_dir']}: {split}={n_examples:,}, the full set has "
+                f"{getattr(published, split):,}; prepare all of it, or add --subset"
             )
     plans.make_plan(
         config,
-        n_train_examples=found.n_train_examples,
-        n_eval_examples=found.n_eval_examples,
+        n_train_examples=description.n_train_examples,
+        n_eval_examples=description.n_eval_examples,
         n_devices=jax.device_count(),
         n_hosts=jax.process_count(),
     )
-    return found
+    return description
 
 
 def check_disk(out: str, needed_gib: float) -> None:
-    """Raises UserError if a local OUT has less room than the runs that are left need."""
+    """Raises UserError if OUT is a folder with less free space than the remaining runs need."""
     if "://" in out:
         return
     folder = pathlib.Path(out).absolute()
@@ -84,20 +85,21 @@ def check_disk(out: str, needed_gib: float) -> None:
     if free_gib < needed_gib:
         raise UserError(
             f"out={out}: {free_gib:.1f} GiB free, {needed_gib:.1f} GiB needed for the checkpoints "
-            "of the runs that are left; make room, or keep fewer with --config.keep_checkpoints=1"
+            "of the remaining runs; free some space, or keep fewer with "
+            "--config.keep_checkpoints=1"
         )
 
 
 def run_gib(config: ConfigDict, spec: DatasetSpec) -> float:
-    """Room for the kept checkpoints and the logs of one run, uncompressed, GiB."""
+    """Returns the space for the kept checkpoints and the logs of one run, uncompressed, GiB."""
     import jax
 
-    import step as steps
+    import step
     import train
     from configs import optimizers
 
     program = train.build(config, spec, optimizers.from_recipe(config))
-    state = steps.state_shapes(program.model, program.tx, spec.image_shape)
+    state = step.state_shapes(program.model, program.tx, spec.image_shape)
     n_bytes = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))
     return config.keep_checkpoints * n_bytes / GIB + LOG_GIB
 
@@ -106,7 +108,7 @@ def check(options: Any, overrides: Sequence[str]) -> dict[str, Any]:
     """Checks everything on all hosts; returns {host, n_hosts, device_kind, needed_gib}.
 
     Raises:
-      UserError: on all hosts, for the first thing that is missing on any.
+      UserError: on all hosts, for the first problem on any of them.
     """
     import jax
 
@@ -133,30 +135,31 @@ def check(options: Any, overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str]) -> int:
+    """Returns the exit status; user errors are one line on standard error."""
     values = flags.FlagValues()
     distributed.define_flags(values)
     for name, text in (
-        ("recipes", "as sweep.py's"),
-        ("out", "folder for all runs"),
-        ("facts", "file to write what was found to, as JSON"),
+        ("recipes", "as for sweep.py"),
+        ("out", "folder of all runs"),
+        ("facts", "file to write the result of `check` to, as JSON"),
     ):
         flags.DEFINE_string(name, None, text, required=True, flag_values=values)
-    flags.DEFINE_integer("devices", 256, "devices in all", flag_values=values)
-    flags.DEFINE_string("seeds", "0", "as sweep.py's", flag_values=values)
+    flags.DEFINE_integer("devices", 256, "total number of devices", flag_values=values)
+    flags.DEFINE_string("seeds", "0", "as for sweep.py", flag_values=values)
     flags.DEFINE_boolean("subset", False, "accept a part of the data set", flag_values=values)
     overrides = [a for a in argv if a.startswith("--config.")]
     try:
         values([a for a in argv if a not in overrides])
         distributed.join(values)
-        found = check(values, overrides)
+        facts = check(values, overrides)
     except (UserError, flags.Error) as e:
         print(f"error: {e}", file=sys.stderr)
         return USER_ERROR
-    pathlib.Path(values.facts).write_text(json.dumps(found))
-    if found["host"] == 0:
+    pathlib.Path(values.facts).write_text(json.dumps(facts))
+    if facts["host"] == 0:
         print(
-            f"preflight: {values.devices} x {found['device_kind']} on {found['n_hosts']} host(s), "
-            f"data complete, versions equal, {found['needed_gib']:.1f} GiB for checkpoints",
+            f"preflight: {values.devices} x {facts['device_kind']} on {facts['n_hosts']} host(s), "
+            f"data complete, versions equal, {facts['needed_gib']:.1f} GiB for checkpoints",
             flush=True,
         )
     return DONE

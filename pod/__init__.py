@@ -1,1 +1,1 @@
-"""The pod without a pod: compile the real step for a TPU topology, and read it."""
+"""Compiles a recipe's real steps for a TPU topology, without a TPU, and estimates their cost."""

@@ -1,11 +1,12 @@
-"""Compiles the real steps of a recipe for a TPU topology, with no TPU there.
+"""Compiles the real steps of a recipe for a TPU topology, without a TPU.
 
-    python -m pod.compile --config=configs/lars.py:mlperf_v07 --topology=v3:16x8 --json=FILE
-
-In a process of its own, which `pod_plan` starts in `environment(...)`: libtpu reads it on import.
+`pod_plan.py` runs this module as a separate process, because libtpu reads its environment when it
+is imported. Its arguments are TOPOLOGY FILE HLO_FOLDER --config=... [--config.FIELD=VALUE ...].
 """
 
 import dataclasses
+import importlib.metadata
+import importlib.util
 import json
 import os
 import pathlib
@@ -25,11 +26,15 @@ from errors import DONE, USER_ERROR, UserError
 from pod import cycles, topologies
 
 MIB = 2**20
+OUT_OF_MEMORY = (  # the compiler has two messages
+    r"Used ([\d.]+)([KMG]) of ([\d.]+)([KMG]) hbm",
+    r"\(([\d.]+)([KMG])\) exceeds available HBM \(([\d.]+)([KMG])\)",
+)
 
 
 def environment(topology: topologies.Topology) -> dict[str, str]:
-    """What libtpu needs to compile for a topology without looking for a TPU."""
-    here = {
+    """Returns the environment in which libtpu compiles for a topology and looks for no TPU."""
+    variables = {
         "JAX_PLATFORMS": "cpu",
         "TPU_SKIP_MDS_QUERY": "1",
         "TPU_ACCELERATOR_TYPE": topology.accelerator_type,
@@ -38,50 +43,48 @@ def environment(topology: topologies.Topology) -> dict[str, str]:
         "TPU_LOG_DIR": "disabled",
         "XLA_FLAGS": "",
     }
-    if not any(pathlib.Path("/dev").glob("accel*")):  # never where a TPU could be
-        here["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"
-    return {**os.environ, **here}
+    if not any(pathlib.Path("/dev").glob("accel*")):  # unsafe if this machine has a TPU
+        variables["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"
+    return {**os.environ, **variables}
 
 
-def devices_of(topology: topologies.Topology) -> tuple[Any, ...]:
-    """The devices that the compiler knows for a topology.
+def topology_devices(topology: topologies.Topology) -> tuple[Any, ...]:
+    """Returns the compiler's devices of a topology.
 
     Raises:
-      UserError: libtpu is not installed, or knows no such slice.
+      UserError: libtpu is not installed, or does not support this slice.
     """
     from jax.experimental import topologies as jax_topologies
 
     try:
-        found = jax_topologies.get_topology_desc(platform="tpu", topology_name=topology.name)
+        description = jax_topologies.get_topology_desc(platform="tpu", topology_name=topology.name)
     except (RuntimeError, ValueError, NotImplementedError) as e:
         reason = str(e).splitlines()[0]
-        try:
-            import libtpu  # noqa: F401
-        except ImportError:
+        if not importlib.util.find_spec("libtpu"):
             reason = "libtpu is not installed; install it with: make setup EXTRA=tpu"
         raise UserError(f"topology={topology.name}: {reason}") from e
-    return tuple(found.devices)
+    return tuple(description.devices)
 
 
-def measure(config: ConfigDict, topology: topologies.Topology, hlo: str = "") -> dict[str, Any]:
-    """Compiles train and eval step for the topology; returns what `pod_plan` writes as JSON.
+def plan_steps(config: ConfigDict, topology: topologies.Topology, hlo: str = "") -> dict[str, Any]:
+    """Compiles the train and eval step for a topology and returns the plan as JSON values.
 
     Args:
-      hlo: folder for the compiled programs as text; "": not written.
+      hlo: folder to write the compiled programs to, as text; "" to write none.
 
     Raises:
-      UserError: the batch does not divide over the devices, or the topology is not known.
+      UserError: the batch does not divide over the devices, or the topology is not supported.
     """
     import jax
 
     import input_pipeline
-    import step as steps
+    import step
     import train
     from configs import optimizers
     from optim import sharding
 
     spec = input_pipeline.describe(**{**config.dataset.to_dict(), "data_dir": None})
-    devices = devices_of(topology)
+    devices = topology_devices(topology)
     n = len(devices)
     plan = plans.make_plan(
         config,
@@ -91,17 +94,17 @@ def measure(config: ConfigDict, topology: topologies.Topology, hlo: str = "") ->
         n_hosts=max(1, n // topology.generation.devices_per_host),
     )
     program = train.build(config, spec, optimizers.from_recipe(config), devices)
-    state = steps.state_shapes(program.model, program.tx, spec.image_shape)
+    state = step.state_shapes(program.model, program.tx, spec.image_shape)
     opt_state, sharded = jax.eval_shape(partial(sharding.split, n_devices=n), state.opt_state)
     state = dataclasses.replace(state, opt_state=opt_state, sharded=sharded)
     image = jax.ShapeDtypeStruct(spec.image_shape, config.dataset.image_dtype)
-    found = {}
-    for name, step, size in (
+    steps = {}
+    for name, function, size in (
         ("train_step", program.train_step, plan.device_batch_size),
         ("eval_step", program.eval_step, plan.device_eval_batch_size),
     ):
         arguments = (state, train.batch_shapes(n, size, image))
-        found[name] = compiled(step, arguments, topology, hlo and f"{hlo}/{name}.txt")
+        steps[name] = plan_step(function, arguments, topology, hlo and f"{hlo}/{name}.txt")
     roots = [
         sharding.rows_per_device(leaf.n, n)
         for path, leaf in jax.tree_util.tree_leaves_with_path(
@@ -109,6 +112,7 @@ def measure(config: ConfigDict, topology: topologies.Topology, hlo: str = "") ->
         )
         if "roots" in jax.tree_util.keystr(path) and isinstance(leaf, sharding.Sharded)
     ]
+    libtpu = importlib.metadata.version("libtpu")
     return {
         "recipe": config.recipe,
         "topology": topology.name,
@@ -120,16 +124,21 @@ def measure(config: ConfigDict, topology: topologies.Topology, hlo: str = "") ->
         "eval_batches": -(-plan.n_eval_examples // (n * plan.device_eval_batch_size)),
         "hbm_gib": topology.generation.hbm_gib,
         "roots_per_device": sum(roots),
-        "versions": {"jax": jax.__version__, "libtpu": _libtpu_version()},
-        **found,
+        "versions": {"jax": jax.__version__, "libtpu": libtpu},
+        **steps,
     }
 
 
-def compiled(step: Any, arguments: Any, topology: topologies.Topology, hlo: str) -> dict[str, Any]:
-    """Memory, work and estimated time of one step on one device, or by how much it does not fit."""
+def plan_step(
+    step: Any, arguments: Any, topology: topologies.Topology, hlo_file: str
+) -> dict[str, Any]:
+    """Returns the memory, work and estimated time of one step on one device, as JSON values.
+
+    A step that does not fit has only `needed_mib` and `exceeded_mib`.
+    """
     import jax
 
-    began, cpu = time.monotonic(), time.process_time()
+    start_time, cpu_start_time = time.monotonic(), time.process_time()
     lowered = step.lower(*arguments)
     n_lines = lowered.as_text().count("\n")
     try:
@@ -137,20 +146,22 @@ def compiled(step: Any, arguments: Any, topology: topologies.Topology, hlo: str)
     except jax.errors.JaxRuntimeError as e:
         if "RESOURCE_EXHAUSTED" not in str(e):
             raise
-        return {"fits": False, **exceeded(str(e))}
-    seconds = {"wall": time.monotonic() - began, "cpu": time.process_time() - cpu}
+        return {"fits": False, **parse_out_of_memory(str(e))}
+    seconds = {
+        "wall": time.monotonic() - start_time,
+        "cpu": time.process_time() - cpu_start_time,
+    }
     text = program.as_text()
-    if hlo:
-        pathlib.Path(hlo).write_text(text)
+    if hlo_file:
+        pathlib.Path(hlo_file).write_text(text)
     memory, cost = program.memory_analysis(), program.cost_analysis()
     sizes = {
         part: getattr(memory, f"{part}_size_in_bytes") / MIB
         for part in ("argument", "output", "alias", "temp", "generated_code")
     }
-    needed = sum(sizes.values()) - 2 * sizes["alias"]
     return {
         "fits": True,
-        "needed_mib": needed,
+        "needed_mib": sum(sizes.values()) - 2 * sizes["alias"],
         "memory_mib": sizes,
         "flops": cost["flops"],
         "bytes_accessed": cost["bytes accessed"],
@@ -161,47 +172,34 @@ def compiled(step: Any, arguments: Any, topology: topologies.Topology, hlo: str)
     }
 
 
-OUT_OF_MEMORY = (  # the compiler's two ways of saying it
-    r"Used ([\d.]+)([KMG]) of ([\d.]+)([KMG]) hbm",
-    r"\(([\d.]+)([KMG])\) exceeds available HBM \(([\d.]+)([KMG])\)",
-)
-
-
-def exceeded(message: str) -> dict[str, float]:
-    """Needed and exceeding MiB from the compiler's message.
+def parse_out_of_memory(message: str) -> dict[str, float]:
+    """Returns {"needed_mib", "exceeded_mib"} from the compiler's message.
 
     Raises:
-      UserError: the message has no such figures.
+      UserError: the message has no such numbers.
     """
     units = {"K": 1 / 1024, "M": 1.0, "G": 1024.0}
     for pattern in OUT_OF_MEMORY:
-        figures = re.search(pattern, message)
-        if figures:
-            used, unit, there, other = figures.groups()
-            needed, available = float(used) * units[unit], float(there) * units[other]
+        match = re.search(pattern, message)
+        if match:
+            needed, available = (float(match[i]) * units[match[i + 1]] for i in (1, 3))
             return {"needed_mib": needed, "exceeded_mib": needed - available}
     raise UserError(f"the compiler ran out of memory and does not say how much: {message}")
 
 
-def _libtpu_version() -> str:
-    from importlib import metadata
-
-    return metadata.version("libtpu")
-
-
 def main(argv: Sequence[str]) -> int:
+    topology, file, hlo, *arguments = argv[1:]
+    arguments = [argv[0], *arguments]
     values = flags.FlagValues()
-    command_line.define_config_flag(values, argv)
-    for name, default in (("topology", None), ("json", None), ("hlo", "")):
-        flags.DEFINE_string(name, default, "as pod_plan.py's", flag_values=values)
+    command_line.define_config_flag(values, arguments)
     try:
-        config = command_line.parse(argv, values)
+        config = command_line.parse(arguments, values)
         plans.validate(config)
-        found = measure(config, topologies.parse(values.topology), values.hlo)
+        plan = plan_steps(config, topologies.parse(topology), hlo)
     except UserError as e:
         print(f"error: {e}", file=sys.stderr)
         return USER_ERROR
-    pathlib.Path(values.json).write_text(json.dumps(found, indent=2) + "\n")
+    pathlib.Path(file).write_text(json.dumps(plan))
     return DONE
 
 

@@ -1,4 +1,4 @@
-"""What is known of TPU generations: memory, clock, interconnect; and the names of their slices."""
+"""TPU generations (memory, clock and interconnect) and the names of their slices."""
 
 import dataclasses
 import math
@@ -11,19 +11,20 @@ INTERCONNECT_EFFICIENCY = 0.5  # an assumption
 
 @dataclasses.dataclass(frozen=True)
 class Generation:
-    """One TPU generation, per device that JAX sees (a core, where a chip shows two).
+    """One TPU generation, per device as JAX counts them: a core on v2 to v4's two-core chips.
 
-    Sources: Google Cloud's TPU system architecture pages for memory and interconnect. The
-    clocks of v2 to v4 are published (Jouppi et al. 2021 and 2023), those of v5e, v5p and v6e are
-    the published peak divided by what the compiler's cycles make of a large product: estimates.
+    Sources: Google Cloud's pages on TPU system architecture for memory and interconnect, and
+    Jouppi et al. 2021 and 2023 for the clocks of v2 to v4. The clocks of v5e, v5p and v6e are
+    estimates: published peak throughput divided by the operations per cycle that the compiler
+    assumes for a large matrix product.
 
     Attributes:
-      accelerator: how Cloud TPU spells it, before the number of cores or chips.
+      accelerator: Cloud TPU's name, without the number of cores or chips.
       hbm_gib: memory of one device, GiB.
       clock_mhz: cycles of the compiler's estimates per microsecond.
       link_gbit: interconnect of one chip, all links, one direction, Gbit/s.
-      devices_per_chip: that JAX shows.
-      devices_per_host: that JAX shows.
+      devices_per_chip: number of JAX devices of a chip.
+      devices_per_host: number of JAX devices of a host.
     """
 
     accelerator: str
@@ -35,7 +36,7 @@ class Generation:
 
     @property
     def interconnect_bytes_per_second(self) -> float:
-        """Of one chip, at the assumed efficiency."""
+        """Bandwidth of one chip at the assumed efficiency."""
         return self.link_gbit * 1e9 / 8 * INTERCONNECT_EFFICIENCY
 
 
@@ -51,7 +52,7 @@ GENERATIONS = {
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """A slice of a TPU pod, as `v3:16x8`: the chips along each axis."""
+    """A slice of a TPU pod, named after its generation and the chips along each axis: v3:16x8."""
 
     name: str
     generation: Generation
@@ -63,16 +64,16 @@ class Topology:
 
     @property
     def accelerator_type(self) -> str:
-        """As Cloud TPU names it; the number counts cores up to v5p, then chips."""
+        """Cloud TPU's name of the slice. Its number counts cores up to v5p, then chips."""
         cores = 1 if self.generation.accelerator in ("v5litepod", "v6e") else 2
         return f"{self.generation.accelerator}-{self.n_chips * cores}"
 
 
 def parse(name: str) -> Topology:
-    """'v3:16x8' -> 128 chips, 256 devices.
+    """Parses a name such as 'v3:16x8' (128 chips, 256 devices).
 
     Raises:
-      UserError: no such generation, or no sizes.
+      UserError: an unknown generation, or impossible sizes.
     """
     generation, _, sizes = name.partition(":")
     if generation not in GENERATIONS or not re.fullmatch(r"[1-9]\d*(x[1-9]\d*){1,2}", sizes):

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from absl import flags
 
-from errors import FAILED, UserError
+from errors import CRASHED, FAILED, UserError
 from run import files
 
 BARRIER_SECONDS = 1200  # a host that dies is detected by its heartbeat, long before
@@ -136,6 +136,9 @@ def join(options: Any) -> None:
             f"--distributed: found no cluster ({e}); use "
             "--coordinator_address=HOST:PORT --num_processes=N --process_id=I"
         ) from e
+    except RuntimeError as e:  # another host is missing, or has just crashed
+        traceback.print_exception(e)
+        os._exit(CRASHED)
 
 
 def count() -> int:
@@ -244,7 +247,7 @@ def crash(error: Exception, workdir: str | None) -> int:
                 flush=True,
             )
     if on_several_hosts:
-        os._exit(FAILED)
+        os._exit(CRASHED)
     return FAILED
 
 

@@ -1,4 +1,4 @@
-"""The generated scripts, run for real against stand-ins for gcloud, srun and make."""
+"""The generated scripts, run with stand-ins for gcloud, srun, scontrol and make."""
 
 import json
 import os
@@ -10,11 +10,12 @@ import pytest
 
 import reproduce
 from launch import __main__ as launch
+from launch import templates
 
 ROOT = pathlib.Path(reproduce.__file__).parent
 GCLOUD = """\
 #!{python}
-# Copies to, and runs on, every worker: a folder each.
+# Copies files to every worker, or runs a command there. Each worker is a folder.
 import os, pathlib, shutil, subprocess, sys
 workers = [pathlib.Path(os.environ["WORKERS"]) / str(i) for i in range(2)]
 arguments = [a for a in sys.argv[1:] if a[:2] != "--"]
@@ -30,16 +31,29 @@ for worker in workers:
         assert arguments[3:] == ["ssh", "my-pod"]
         command = next(a.partition("=")[2] for a in sys.argv if a.startswith("--command="))
         environment = os.environ | {{"HOME": str(worker)}}
-        subprocess.run(["bash", "-c", command], cwd=worker, env=environment, check=True)
+        done = subprocess.run(["bash", "-c", command], cwd=worker, env=environment)
+        if done.returncode:
+            sys.exit(done.returncode)
+"""
+FLAKY = """\
+#!{python}
+# Exits with the statuses of $STATUSES, one after the other.
+import os, pathlib, sys
+log = pathlib.Path(os.environ["HOME"], "log")
+statuses = os.environ["STATUSES"].split()
+count = len(log.read_text()) if log.exists() else 0
+log.write_text("x" * (count + 1))
+sys.exit(int(statuses[min(count, len(statuses) - 1)]))
 """
 MAKE = """\
 #!/bin/bash
-# What `make setup EXTRA=tpu` leaves behind.
+# Stands in for `make setup EXTRA=tpu`.
 [ "$*" = "setup EXTRA=tpu" ] && ln -sfn {prefix} .venv
 """
 
 
-def put(folder, **programs):
+def add_programs(folder, **programs):
+    """Writes the programs to a folder; returns an environment with the folder in PATH."""
     folder.mkdir()
     for name, text in programs.items():
         (folder / name).write_text(text.format(python=sys.executable, prefix=sys.prefix))
@@ -52,51 +66,87 @@ def printed(capsys, *arguments):
     return capsys.readouterr().out
 
 
-def test_the_gcloud_script_brings_the_committed_tree_to_every_worker(tmp_path, capsys):
-    arguments = ["--data_dir=gs://my data/imagenet", "--out=/mnt/my runs", "--dry_run"]
-    pod = ["gcloud", "--name=my-pod", "--zone=my-zone", "--"]
-    (tmp_path / "go").write_text(printed(capsys, *pod, *arguments))
-    environment = put(tmp_path / "bin", gcloud=GCLOUD, make=MAKE)
-    environment["WORKERS"] = str(tmp_path / "workers")
-    done = subprocess.run(
+def run_on_workers(script, tmp_path, **variables):
+    """Runs a gcloud script with two workers, `tmp_path / "workers"`."""
+    (tmp_path / "go").write_text(script)
+    programs = {"gcloud": GCLOUD, "make": MAKE, "flaky": FLAKY, "sleep": "#!/bin/bash\n"}
+    environment = add_programs(tmp_path / "bin", **programs)
+    return subprocess.run(
         ["bash", str(tmp_path / "go")],
         cwd=ROOT,
-        env=environment,
+        env=environment | {"WORKERS": str(tmp_path / "workers"), **variables},
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
     )
+
+
+def test_the_gcloud_script_copies_the_committed_tree_to_every_worker(tmp_path, capsys):
+    arguments = ["--data_dir=gs://my data/imagenet", "--out=/mnt/my runs", "--dry_run"]
+    pod = ["gcloud", "--name=my-pod", "--zone=my-zone", "--"]
+    done = run_on_workers(printed(capsys, *pod, *arguments), tmp_path)
     assert done.returncode == 0, done.stderr
-    here = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=ROOT, text=True)
+    commit = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=ROOT, text=True)
     for worker in "01":
         tree = tmp_path / "workers" / worker / "harness"
-        assert subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=tree, text=True) == here
+        assert subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=tree, text=True) == commit
     assert done.stdout.count("--distributed '--config.dataset.data_dir=gs://my data/imagenet'") >= 2
 
 
-def test_the_batch_file_asks_for_its_hosts_and_queues_a_preempted_job_again(tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("statuses", "n_starts"),
+    [("0", 1), ("1", 1), ("2", 1), ("75 70 134 0", 4), ("75 1", 2), ("70", 21)],
+)
+def test_the_gcloud_script_restarts_after_crashes_and_preemptions(statuses, n_starts, tmp_path):
+    script = templates.gcloud("my-pod", "my-zone", "harness", ["flaky"])
+    done = run_on_workers(script, tmp_path, STATUSES=statuses)
+    assert done.returncode == int(statuses.split()[-1]), done.stderr
+    assert (tmp_path / "workers" / "0" / "log").read_text() == "x" * n_starts
+
+
+def test_the_gcloud_script_ends_if_the_setup_fails(tmp_path):
+    script = templates.gcloud("my-pod", "my-zone", "harness", ["flaky"])
+    script = script.replace("make setup", "make nothing")
+    assert run_on_workers(script, tmp_path).returncode == 1
+    assert not (tmp_path / "workers" / "0" / "log").exists()
+
+
+@pytest.mark.parametrize(
+    ("status", "restarts", "is_requeued"),
+    [
+        (0, 0, False),
+        (1, 0, False),
+        (2, 0, False),
+        (75, 0, True),
+        (75, 20, True),
+        (70, 19, True),
+        (137, 0, True),
+        (70, 20, False),
+    ],
+)
+def test_the_batch_file_requeues_a_job_that_was_preempted_or_crashed(
+    status, restarts, is_requeued, tmp_path, capsys
+):
     text = printed(capsys, "sbatch", "--hosts=4", "--devices_per_host=8", "--", "--data_dir=/d")
     for line in ("--nodes=4", "--gpus-per-node=8", "--ntasks-per-node=1", "--requeue"):
         assert f"#SBATCH {line}\n" in text
     (tmp_path / "go").write_text(text)
-    for status, requeued in ((0, False), (75, True), (2, False)):
-        folder = tmp_path / str(status)
-        environment = put(
-            folder,
-            srun=f'#!/bin/bash\necho "$@" > {folder}/said; exit {status}\n',
-            scontrol=f'#!/bin/bash\necho "$@" > {folder}/requeued\n',
-        )
-        environment["SLURM_JOB_ID"] = "17"
-        done = subprocess.run(["bash", str(tmp_path / "go")], env=environment, check=False)
-        assert done.returncode == status
-        assert (folder / "requeued").exists() == requeued
-        said = (folder / "said").read_text()
-        assert said.endswith(".venv/bin/python reproduce.py --distributed --data_dir=/d\n")
+    environment = add_programs(
+        tmp_path / "bin",
+        srun=f'#!/bin/bash\necho "$@" > {tmp_path}/started; exit {status}\n',
+        scontrol=f'#!/bin/bash\necho "$@" > {tmp_path}/requeued\n',
+    )
+    environment |= {"SLURM_JOB_ID": "17", "SLURM_RESTART_COUNT": str(restarts)}
+    done = subprocess.run(["bash", str(tmp_path / "go")], env=environment, check=False)
+    assert done.returncode == status
+    assert (tmp_path / "requeued").exists() == is_requeued
+    started = (tmp_path / "started").read_text()
+    assert started.endswith(".venv/bin/python reproduce.py --distributed --data_dir=/d\n")
 
 
 def test_the_jobset_has_a_pod_for_each_host_of_the_slice(capsys):
-    """v4:4x4x8 is 128 chips, 4 a host."""
+    """v4:4x4x8 has 128 chips, 4 per host."""
     text = printed(capsys, "jobset", "--topology=v4:4x4x8", "--image=me/harness", "--", "--out=x")
     job = json.loads(text)["spec"]["replicatedJobs"][0]["template"]["spec"]
     assert (job["parallelism"], job["completions"], job["completionMode"]) == (32, 32, "Indexed")
@@ -116,7 +166,7 @@ def test_the_jobset_has_a_pod_for_each_host_of_the_slice(capsys):
     [
         (["jobset", "--topology=v3:16x8", "--image=x"], "python -m launch gcloud"),
         (["jobset", "--topology=v4", "--image=x"], "topology=v4: needs a generation"),
-        (["jobset", "--topology=v5e:3x3", "--image=x"], "9 chips are no whole number of hosts"),
+        (["jobset", "--topology=v5e:3x3", "--image=x"], "9 chips are not a whole number of hosts"),
         (["sbatch", "--hosts=0", "--devices_per_host=8"], "hosts=0: needs at least 1"),
         (["sbatch", "--hosts=-1", "--devices_per_host=8"], "hosts=-1: needs at least 1"),
         (["sbatch", "--hosts=x", "--devices_per_host=8"], "see python -m launch sbatch --help"),

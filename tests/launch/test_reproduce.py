@@ -1,4 +1,4 @@
-"""From preflight to report on the miniature ImageNet, and every way in which it must not start."""
+"""All stages on a miniature ImageNet, and every reason not to start."""
 
 import json
 import os
@@ -60,8 +60,8 @@ def start(*arguments, n_devices=1, **more):
     )
 
 
-def refusal(*processes):
-    """The error line, the same of all, which end with 2."""
+def user_error(*processes):
+    """Returns the error line of the processes, which all exit with 2 and the same line."""
     lines = set()
     for process in processes:
         _, error = process.communicate(timeout=300)
@@ -87,6 +87,38 @@ def test_a_dry_run_prints_every_command_and_the_predicted_hours(capsys):
     assert "3 x 310 s = 0.3 h" in "\n".join(lines)  # the anchor
 
 
+def test_several_hosts_may_use_a_bucket_and_have_no_report_there(capsys):
+    arguments = ["--data_dir=gs://data", "--out=gs://bucket/out", "--distributed", "--dry_run"]
+    assert reproduce.main(arguments) == 0
+    output = capsys.readouterr().out
+    assert "--workdir=gs://bucket/out/.rehearsal/lars-mlperf_v07 --distributed" in output
+    assert "--out=gs://bucket/out --distributed" in output
+    assert "report.py" not in output
+
+
+@pytest.mark.parametrize(
+    ("ends", "status"),
+    [
+        ([1], 70),  # the preflight crashed
+        ([2], 2),
+        ([0, 1], 70),  # the rehearsal crashed
+        ([0, 75], 75),
+        ([0, 0, 1, 0], 1),  # the sweep has failed runs, and then the report
+        ([0, 0, 70], 70),
+    ],
+)
+def test_the_exit_status_tells_a_crash_from_failed_runs(ends, status, monkeypatch):
+    def call(command, cwd):
+        for argument in command:
+            if argument.startswith("--facts="):
+                pathlib.Path(argument.partition("=")[2]).write_text('{"host": 0}')
+        return ends.pop(0)
+
+    monkeypatch.setattr(reproduce.process, "call", call)
+    assert reproduce.main(["--data_dir=x", "--recipes=lars:smoke"]) == status
+    assert not ends
+
+
 STAGE = """
 import signal, sys, time
 def save(*_):
@@ -100,8 +132,8 @@ time.sleep(30)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
-def test_a_signal_lets_the_stage_under_way_save(number):
-    """Else the pod's job ends as crashed, and the sweep goes on without it."""
+def test_a_signal_lets_the_current_stage_save(number):
+    """Otherwise the job would end as crashed, and the sweep would continue without it."""
     code = f"import reproduce, sys; reproduce.preflight = lambda *_: ['-c', {STAGE!r}]; "
     code += "sys.exit(reproduce.main(['--data_dir=x', '--recipes=lars:smoke', '--seeds=0']))"
     process = subprocess.Popen(
@@ -114,8 +146,8 @@ def test_a_signal_lets_the_stage_under_way_save(number):
     )
     assert process.stdout.readline() == "ready\n"
     process.send_signal(number)
-    said, error = process.communicate(timeout=60)
-    assert said == "saved\n"
+    output, error = process.communicate(timeout=60)
+    assert output == "saved\n"
     if number != signal.SIGKILL:
         assert process.returncode == 75
         assert error == "stopped; the same command continues\n"
@@ -131,39 +163,40 @@ def test_a_signal_lets_the_stage_under_way_save(number):
             ["--seeds=0", "--config.total_steps=7"],
             "the run of another config (total_steps",
         ),
+        (["--out=gs://bucket/out"], "out=gs://bucket/out: must be a folder, unless several hosts"),
     ],
 )
-def test_what_the_sweep_would_refuse_is_said_before_anything_starts(
+def test_mistakes_in_the_sweep_are_reported_before_anything_starts(
     arguments, message, tmp_path, capsys
 ):
     (run,) = runs.plan_runs("lars:smoke", [0], tmp_path, ["--config.dataset.data_dir=x"])
     run.folder.mkdir(parents=True)
     (run.folder / "config.json").write_text(run.config().to_json())
-    where = ["--data_dir=x", "--recipes=lars:smoke", f"--out={tmp_path}", "--dry_run"]
-    assert reproduce.main([*where, *arguments]) == 2
+    fixed = ["--data_dir=x", "--recipes=lars:smoke", f"--out={tmp_path}", "--dry_run"]
+    assert reproduce.main([*fixed, *arguments]) == 2
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
 
 
-def test_without_a_pod_it_says_what_is_missing_and_what_to_do(tmp_path, data_dir):
-    line = refusal(start(f"--data_dir={data_dir}", f"--out={tmp_path / 'out'}", n_devices=8))
+def test_without_a_pod_the_message_names_the_devices_and_the_remedy(tmp_path, data_dir):
+    line = user_error(start(f"--data_dir={data_dir}", f"--out={tmp_path / 'out'}", n_devices=8))
     assert line.startswith("error: devices=256: 8 (cpu) found on 1 host(s)")
     assert "python -m launch --help" in line
     assert not (tmp_path / "out").exists()
 
 
-def test_without_data_it_says_how_to_prepare_it(tmp_path):
+def test_without_data_the_message_explains_how_to_prepare_it(tmp_path):
     arguments = [f"--data_dir={tmp_path}", f"--out={tmp_path / 'out'}", "--devices=8", *OVERRIDES]
-    line = refusal(start(*arguments, n_devices=8))
+    line = user_error(start(*arguments, n_devices=8))
     assert "imagenet2012" in line
     assert "python -m input_pipeline" in line
     assert not (tmp_path / "out").exists()
 
 
-def test_a_part_of_imagenet_is_not_taken_for_all_of_it(tmp_path, data_dir):
+def test_a_part_of_imagenet_is_a_user_error(tmp_path, data_dir):
     arguments = [f"--data_dir={data_dir}", f"--out={tmp_path / 'out'}", "--devices=8", *OVERRIDES]
-    line = refusal(start(*arguments, n_devices=8))
+    line = user_error(start(*arguments, n_devices=8))
     assert "the full set has 1,281,167" in line
 
 
@@ -177,7 +210,7 @@ def test_another_jax_on_one_host_is_named_on_both(tmp_path, data_dir):
     arguments += [f"--coordinator_address=localhost:{port}", "--num_processes=2", *OVERRIDES]
     first = start(*arguments, "--process_id=0", n_devices=4)
     second = start(*arguments, "--process_id=1", n_devices=4, PYTHONPATH=str(tmp_path / "other"))
-    line = refusal(first, second)
+    line = user_error(first, second)
     assert "jax" in line
     assert "0.0.1" in line
 
@@ -203,21 +236,21 @@ def test_two_seeds_on_the_miniature_reach_the_report_and_repeat_at_once(tmp_path
     assert (out / "lars-mlperf_v07" / "seed_0000" / "run.json").stat().st_mtime_ns == before
 
 
-def test_room_is_asked_for_the_runs_that_are_left(tmp_path, monkeypatch):
-    """Else a reproduction could not be continued: what its complete runs keep is taken already."""
+def test_the_preflight_needs_space_for_the_remaining_runs_only(tmp_path, monkeypatch):
+    """Otherwise an interrupted reproduction could not continue."""
     import collections
 
     from launch import preflight
 
-    asked = []
+    needed_gib = []
     options = collections.namedtuple("Options", "devices recipes seeds out subset")
-    monkeypatch.setattr(preflight, "check_devices", lambda wanted: None)
+    monkeypatch.setattr(preflight, "check_devices", lambda n_devices: None)
     monkeypatch.setattr(preflight, "check_data", lambda config, is_subset: None)
     monkeypatch.setattr(preflight, "run_gib", lambda config, spec: 2.5)
-    monkeypatch.setattr(preflight, "check_disk", lambda out, needed: asked.append(needed))
+    monkeypatch.setattr(preflight, "check_disk", lambda out, needed: needed_gib.append(needed))
     for seed in (0, 1):
         folder = tmp_path / "lars-smoke" / f"seed_{seed:04d}"
         folder.mkdir(parents=True)
         (folder / "run.json").write_text('{"status": "done"}')
     preflight.check(options(1, "lars:smoke sm3:smoke", "0:3", str(tmp_path), True), [])
-    assert asked == [2.5 * (1 + 3)]
+    assert needed_gib == [2.5 * (1 + 3)]

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import reference
 
+from benchmarks import reference
 from optim import lars, nesterov, sm3
 from optim.lars import FORMS
 from optim.sm3 import init_accumulators, sparse_update

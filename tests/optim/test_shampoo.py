@@ -8,10 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import reference
 
 import optim
-from benchmarks import parity
+from benchmarks import parity, reference
 from benchmarks.parity import MLPERF_V1, README, SHAPES, rate
 from optim import blocks, shampoo, sharding
 from optim.shampoo import LayerwiseGrafting

@@ -1,4 +1,4 @@
-"""Plans with round numbers."""
+"""Example plans with round numbers."""
 
 
 def step(compute, link=0.0, **parts):
@@ -37,7 +37,7 @@ def plan(recipe, train, total_steps=1000, batch=32_768, **more):
 
 
 def full():
-    """The anchor, the baseline, and two of Shampoo's at two batches."""
+    """The plans of the anchor, of the baseline, and of Shampoo at two batches."""
     return [
         plan("lars:mlperf_v07", step(0.154)),  # 154 + 20 evaluations of 0.05 s = 155 s
         plan("nesterov:nado", step(0.150)),

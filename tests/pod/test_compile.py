@@ -21,7 +21,7 @@ SMALL = ["--config.global_batch_size=1024", "--config.model.bn_span=128"]
 
 def plan(optimizer, topology="v3:2x2", overrides=()):
     config = f"configs/{optimizer}.py:smoke"
-    return pod_plan.plan(config, [*SMALL, *overrides], topologies.parse(topology))
+    return pod_plan.compile_steps(config, [*SMALL, *overrides], topologies.parse(topology))
 
 
 @pytest.fixture(scope="module")
@@ -45,9 +45,10 @@ def test_the_proxys_steps_compile_for_eight_cores(nesterov):
 
 
 def test_the_gradients_are_summed_once_in_float32(nesterov):
-    """All parameters and running statistics, loss and accuracy; equal gradients only once.
+    """The sum has all gradients and running statistics, loss and accuracy.
 
-    The last bias of a block and that of its projection have one gradient (32 and 64 channels).
+    The last bias of a block and the bias of its projection have equal gradients (32 and 64
+    channels), which are summed only once.
     """
     moved = nesterov["train_step"]["collectives"]["all-reduce"]["bytes"]
     model = ResNet((1, 1), 8, 10, 3, 1, stem_pool=False)
@@ -67,17 +68,17 @@ def test_shampoo_adds_roots_and_a_gather(nesterov, shampoo):
 
 
 @pytest.mark.slow
-def test_a_batch_that_does_not_fit_says_by_how_much_and_what_does():
+def test_a_batch_that_does_not_fit_shows_by_how_much_and_which_does():
     wide = [
         "--config.dataset.image_size=8",
         "--config.model.width=256",
         "--config.global_batch_size=524288",
         "--config.model.bn_span=65536",
     ]
-    found = pod_plan.figures("configs/nesterov.py:smoke", wide, topologies.parse("v3:2x2"))
-    assert not found["train_step"]["fits"]
-    assert found["train_step"]["exceeded_mib"] > 0
-    assert 8 <= found["largest_global_batch_size"] < 524288
+    result = pod_plan.make_plan("configs/nesterov.py:smoke", wide, topologies.parse("v3:2x2"))
+    assert not result["train_step"]["fits"]
+    assert result["train_step"]["exceeded_mib"] > 0
+    assert 8 <= result["largest_global_batch_size"] < 524288
 
 
 @pytest.mark.slow
@@ -85,13 +86,13 @@ def test_a_batch_that_does_not_fit_says_by_how_much_and_what_does():
     "topology",
     ["v2:2x2", "v4:2x2x1", "v5e:2x2", "v6e:2x2"],
 )
-def test_the_same_command_takes_other_generations(topology):
-    found = plan("nesterov", topology)
-    assert found["n_devices"] == topologies.parse(topology).n_devices
-    assert found["train_step"]["fits"]
-    assert found["train_step"]["compute_seconds"] > 0
+def test_the_same_command_plans_other_generations(topology):
+    result = plan("nesterov", topology)
+    assert result["n_devices"] == topologies.parse(topology).n_devices
+    assert result["train_step"]["fits"]
+    assert result["train_step"]["compute_seconds"] > 0
 
 
-def test_a_slice_that_does_not_exist_is_one_line():
+def test_a_topology_that_does_not_exist_is_a_user_error():
     with pytest.raises(ValueError, match="topology=v3:3x5"):
         plan("nesterov", "v3:3x5")

@@ -1,5 +1,5 @@
 # ruff: noqa: E501
-"""Reading compiled programs, on texts whose sums are known."""
+"""Estimates from compiled programs, on a text whose sums are known."""
 
 import pytest
 
@@ -49,27 +49,27 @@ ENTRY %main (a: f32[8]) -> f32[8] {
 """
 
 
-def test_cycles_go_to_their_parts_and_loops_count_by_their_trips():
-    found = cycles.estimate(PROGRAM, V3)
+def test_cycles_are_summed_by_part_and_loops_are_multiplied_by_their_trips():
+    result = cycles.estimate(PROGRAM, V3)
     expected = {"forward": 100, "backward": 200, "roots": 120, "optimizer": 300, "other": 12 + 2}
-    seconds = found["compute_seconds_by_part"]
+    seconds = result["compute_seconds_by_part"]
     assert {k: round(v * 940e6) for k, v in seconds.items()} == expected
-    assert found["estimated_cycles"] == sum(expected.values())
-    assert found["compute_seconds"] == pytest.approx(sum(expected.values()) / 940e6)
-    assert found["loops_counted_once"] == 0
+    assert result["estimated_cycles"] == sum(expected.values())
+    assert result["compute_seconds"] == pytest.approx(sum(expected.values()) / 940e6)
+    assert result["loops_counted_once"] == 0
 
 
 def test_collectives_are_counted_in_bytes_and_by_the_link():
-    found = cycles.estimate(PROGRAM, V3)
-    assert found["collectives"] == {
+    result = cycles.estimate(PROGRAM, V3)
+    assert result["collectives"] == {
         "all-gather": {"count": 1, "bytes": 4096},
         "all-reduce": {"count": 1, "bytes": 4200},
     }
-    assert found["link_seconds_by_part"] == {
+    assert result["link_seconds_by_part"] == {
         "all_reduce": pytest.approx(2 * 4200 / 164e9),
         "gather": pytest.approx(4096 / 164e9),
     }
-    assert found["link_seconds"] == pytest.approx((2 * 4200 + 4096) / 164e9)
+    assert result["link_seconds"] == pytest.approx((2 * 4200 + 4096) / 164e9)
 
 
 def test_the_compilers_own_trip_count_comes_first():
@@ -83,9 +83,9 @@ def test_the_compilers_own_trip_count_comes_first():
 
 def test_a_loop_whose_end_is_not_in_the_text_counts_once_and_is_reported():
     text = PROGRAM.replace("compare(%i, %limit)", "compare(%error, %tolerance)")
-    found = cycles.estimate(text, V3)
-    assert found["loops_counted_once"] == 1
-    assert found["compute_seconds_by_part"]["roots"] * 940e6 == pytest.approx(10)
+    result = cycles.estimate(text, V3)
+    assert result["loops_counted_once"] == 1
+    assert result["compute_seconds_by_part"]["roots"] * 940e6 == pytest.approx(10)
 
 
 def test_results_of_asynchronous_gathers_count_without_their_operands():
@@ -105,8 +105,8 @@ def test_results_of_asynchronous_gathers_count_without_their_operands():
         ("v6e:2x2", 4, "v6e-4"),
     ],
 )
-def test_topologies_have_as_many_devices_as_the_compiler_shows(name, n_devices, accelerator):
-    """The counts were read off jax.experimental.topologies once."""
+def test_topologies_have_as_many_devices_as_in_the_compiler(name, n_devices, accelerator):
+    """The counts are those of jax.experimental.topologies."""
     topology = topologies.parse(name)
     assert (topology.n_devices, topology.accelerator_type) == (n_devices, accelerator)
 
