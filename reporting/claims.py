@@ -11,7 +11,7 @@ from typing import Any
 
 from errors import DONE, USER_ERROR, UserError
 from pod import predict
-from reporting import markdown_table, output, published
+from reporting import archive, collect, document, markdown_table, output, published
 from run import files
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -26,9 +26,9 @@ ANSWERS = {
 
 
 def reports() -> dict[str, dict[str, Any]]:
-    """The committed reports, by the name of their folder."""
-    paths = sorted((ROOT / "results").glob("*/report.json"))
-    return {path.parent.name: files.read_json(path) for path in paths if path.parent.name != "demo"}
+    """Returns the reports of the committed studies, by the names of their folders."""
+    folders = sorted(path.parent for path in (ROOT / "results").glob(f"*/{archive.NAME}"))
+    return {folder.name: document.build(*collect.collect([folder]))[0] for folder in folders}
 
 
 def table() -> str:

@@ -1,12 +1,10 @@
 """README's table of the studies, from reports whose numbers are known."""
 
-import json
 from functools import partial
 
 import pytest
 
-import report
-from reporting import claims
+from reporting import archive, claims
 from tests.reporting.run_folders import write_run
 
 
@@ -28,7 +26,7 @@ def results(tmp_path, monkeypatch):
 
 
 def make(folder, runs):
-    report.make_report([runs], folder / "report.json")
+    archive.write(runs, folder)
 
 
 def test_what_the_studies_found(results, tmp_path):
@@ -84,7 +82,7 @@ def test_of_batch_sizes_with_ladders_as_long_one_is_shown(results, tmp_path):
     assert row == "| [93 % on digits](results/study/README.md) | 55.0 | 55.0 |"
 
 
-def test_differences_are_counted_among_the_ladders_that_are_shown(results):
+def test_differences_are_counted_among_the_ladders_that_are_shown(monkeypatch):
     ladders = [
         {"recipe": f"{name}:x", "dataset": "x", "global_batch_size": 64, "target_accuracy": 0.9,
          "budgets": [5, 6], "smallest_budget": 5, "at_the_smallest": True}
@@ -95,7 +93,7 @@ def test_differences_are_counted_among_the_ladders_that_are_shown(results):
     tests = [frame | {"verdict": verdict} for verdict in verdicts]
     tests += [tests[0] | {"global_batch_size": 128}, tests[0] | {"measure": "A"}]
     report_made = {"ladders": ladders, "comparisons": tests, "batches": []}
-    (results / "study" / "report.json").write_text(json.dumps(report_made))
+    monkeypatch.setattr(claims, "reports", lambda: {"study": report_made})
     assert "of all pairs: 2 of 3 on x; the pages name them." in claims.studies()
 
 
