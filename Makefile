@@ -52,10 +52,10 @@ report: $(INSTALLED)  ## table, report.json and report.html of DIR=results/demo
 report: DIR ?= results/demo
 
 study-digits: $(INSTALLED)  ## tune and measure the optimizers on digits, in parts if need be
-	$(RUN) -m studies digits --workers=$(WORKERS)
+	env PYTHON=$(RUN) WORKERS=$(WORKERS) bash studies/digits.sh
 
 study-fashion: $(INSTALLED)  ## the same on Fashion-MNIST, with budget ladders and batch sizes
-	$(RUN) -m studies fashion --workers=$(WORKERS)
+	env PYTHON=$(RUN) WORKERS=$(WORKERS) bash studies/fashion.sh
 
 bench: $(INSTALLED)  ## speed as ratios [PEER=a checkout of google-research/precondition]
 	nice $(RUN) -m benchmarks.optimizers

@@ -2,7 +2,7 @@
 
 Prints the table and the verdicts. Writes, if asked, report.json, a self-contained report.html, and
 a page of Markdown with its figures beside it. `python report.py results/fashion` asks for nothing
-and needs not: of a study's folder, told by its runs.json, it writes README.md and report.json anew.
+and needs not: of a study's folder, told by its runs.csv, it writes README.md and its figures anew.
 """
 
 import json
@@ -24,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     outputs = options.json, options.html, options.markdown
     if not any(outputs) and len(options.dirs) == 1 and archive.is_study(options.dirs[0]):
-        outputs = options.dirs[0] / "report.json", None, options.dirs[0] / "README.md"
+        outputs = None, None, options.dirs[0] / "README.md"
     try:
         make_report(options.dirs, *outputs)
     except (UserError, OSError) as error:

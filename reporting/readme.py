@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 
 from configs import command_line
 from errors import DONE, USER_ERROR, UserError
-from reporting import output, published
+from reporting import archive, collect, document, output, published
 from run import files
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -46,9 +46,9 @@ MARKS = {"unverified": "(u)", "assumed": "(a)"}
 
 
 def reports() -> dict[str, dict[str, Any]]:
-    """Returns the committed reports by the name of their folder."""
-    paths = sorted((ROOT / "results").glob("*/report.json"))
-    return {path.parent.name: files.read_json(path) for path in paths if path.parent.name != "demo"}
+    """Returns the reports of the committed studies by the names of their folders."""
+    folders = sorted(path.parent for path in (ROOT / "results").glob(f"*/{archive.NAME}"))
+    return {folder.name: document.build(*collect.collect([folder]))[0] for folder in folders}
 
 
 def claims() -> str:

@@ -1,5 +1,6 @@
-"""Runs in one file: the report of the archive is that of the folders."""
+"""The archive of a study gives the report of its run folders; the page that is written from it."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -21,92 +22,156 @@ def folders(out):
     return out
 
 
-def write_archive(path, root):
-    """Of all runs below `root` but those of the tuning."""
-    found = [file.parent for file in root.glob("**/run.json") if "tuning" not in file.parts]
-    path.write_text(archive.text(root, found))
+def write_archive(results, out):
+    archive.write(out, results)
+    return results / archive.NAME
 
 
 def test_the_archive_gives_the_report_of_the_folders(tmp_path):
     folders(tmp_path / "a")
-    (tmp_path / "b").mkdir()
-    write_archive(tmp_path / "b" / archive.NAME, tmp_path / "a")
+    (tmp_path / "a" / "tuning" / "trials.json").write_text("{}")
+    write_archive(tmp_path / "b", tmp_path / "a")
     from_folders, _ = collect.collect([tmp_path / "a" / "ladder"])
     from_archive, problems = collect.collect([tmp_path / "b"])
     assert not problems
     assert len(from_archive) == 16
 
-    def told(run):
-        return run.recipe, run.seed, run.total_steps, run.status, run.curve, run.config, run.record
-
     def order(run):
         return run.recipe, run.total_steps, run.seed
 
     for a, b in zip(sorted(from_folders, key=order), sorted(from_archive, key=order), strict=True):
-        assert told(a) == told(b)
         assert b.path == str(tmp_path / "b" / a.path.removeprefix(f"{tmp_path}/a/"))
+        assert b == dataclasses.replace(a, path=b.path, record=a.record | {"reason": None})
+
+
+def test_every_field_of_a_record_and_a_config_is_kept(tmp_path):
+    segments = [{"first_step": step, "code": "abc", "flags": {}} for step in (0, 16)]
+    record = {
+        "reason": "crashed: \"killed\",\nsignal 9", "diverged": {"step": 3, "metric": "loss"},
+        "device": {"kind": "TPU v3", "count": 8, "hosts": 2, "cores": 96, "mesh": "2x4"},
+        "seconds": {"init": 1e-7, "train": 0.1 + 0.2, "eval": 3, "cpu": 7e9, "compile": 5.5},
+        "git": "12345", "plan": {"eval_steps": [16, 32]}, "new": [1, None, "\u00fc"],
+    }  # fmt: skip
+    repeated = {"seed": 0, "config_hash": "0123"}
+    for seed in range(2):
+        segments_of_run = [segment | repeated | {"seed": seed} for segment in segments]
+        write_run(tmp_path / "a", seed=seed, record=record | {"segments": segments_of_run})
+    write_archive(tmp_path / "b", tmp_path / "a")
+    first, second = collect.collect([tmp_path / "b"])[0]
+    folder, _ = collect.collect([tmp_path / "a"])[0]
+    assert first.record == folder.record | {"segments": segments}
+    assert second.config == first.config | {"seed": 1}
+    assert len(json.loads((tmp_path / "b" / "configs.json").read_text())) == 1
 
 
 @pytest.mark.parametrize("missing", ["curve.csv", "config.json"])
 def test_a_run_that_left_less_is_archived_with_what_it_left(missing, tmp_path):
-    """As one that was given up before its first evaluation: it stays in n."""
+    """A run that was given up before its first evaluation stays in n."""
     folder = write_run(tmp_path / "a", counts=(500, 600), status="aborted")
     (folder / missing).unlink()
     write_run(tmp_path / "a", seed=1, counts=(500, 600))
-    (tmp_path / "b").mkdir()
-    write_archive(tmp_path / "b" / archive.NAME, tmp_path / "a")
-    told = []
+    write_archive(tmp_path / "b", tmp_path / "a")
+    fields = []
     for place in ("a", "b"):
         runs, problems = collect.collect([tmp_path / place])
         assert not problems
-        told.append(sorted((run.seed, run.status, run.curve, run.flags) for run in runs))
-    assert told[0] == told[1]
-    assert told[0][0][3] == (f"no {missing}",)
+        fields.append(sorted((run.seed, run.status, run.curve, run.flags) for run in runs))
+    assert fields[0] == fields[1]
+    assert fields[0][0][3] == (f"no {missing}",)
 
 
-def test_what_all_runs_share_stands_once(tmp_path):
+def test_the_tables_are_read_by_pandas_and_a_config_is_written_once(tmp_path):
+    pandas = pytest.importorskip("pandas")
     folders(tmp_path / "a")
-    write_archive(tmp_path / "runs.json", tmp_path / "a")
-    groups = json.loads((tmp_path / "runs.json").read_text())["groups"]
-    (largest,) = [g for g in groups if "ladder/lars-digits/steps_0064/seed_0003" in g["runs"]]
-    own = largest["runs"]["ladder/lars-digits/steps_0064/seed_0003"]
-    assert own["config"] == {"seed": 3}
-    assert set(own["record"]) == {"seed", "final_accuracy", "best_accuracy"}
-    assert own["curve"][-1] == "64,973,1000,0.973,0.5"
+    write_archive(tmp_path / "b", tmp_path / "a")
+    runs = pandas.read_csv(tmp_path / "b" / "runs.csv")
+    curves = pandas.read_csv(tmp_path / "b" / "curves.csv")
+    configs = json.loads((tmp_path / "b" / "configs.json").read_text())
+    assert len(runs) == 17
+    assert set(runs.config) == set(configs)
+    assert len(configs) == 4  # the run in tuning/ has the settings of another run
+    path = "ladder/lars-digits/steps_0064/seed_0003"
+    [run] = runs[runs.path == path].to_dict("records")
+    assert (run["seed"], run["final_accuracy"], run["seconds.train"]) == (3, 0.973, 6.4)
+    assert run["config"] == "ladder/lars-digits/steps_0064"
+    assert "seed" not in configs[run["config"]]["config"]
+    last = curves[curves.path == path].iloc[-1]
+    assert [last.step, last.n_correct, last.n_seen, last.accuracy] == [64, 973, 1000, 0.973]
+
+
+def test_runs_of_one_folder_with_other_settings_have_their_own_entries(tmp_path):
+    write_run(tmp_path / "a", seed=0)
+    write_run(tmp_path / "a", seed=1, config={"label_smoothing": 0.3})
+    write_archive(tmp_path / "b", tmp_path / "a")
+    first, second = collect.collect([tmp_path / "b"])[0]
+    assert "label_smoothing" not in first.config
+    assert second.config["label_smoothing"] == 0.3
 
 
 @pytest.mark.parametrize(
-    ("damage", "said"),
+    ("file", "old", "new", "message"),
     [
-        (lambda a: a.pop("format"), "format=None, 1 is known"),
-        (lambda a: a["groups"][0].pop("config"), "not an archive of runs (KeyError('config'))"),
-        (lambda a: a.update(groups=3), "not an archive of runs"),
-        (lambda a: a["groups"][0].update(runs=[1]), "not an archive of runs"),
+        (
+            "runs.csv",
+            "path,recipe",
+            "place,recipe",
+            "not part of an archive of runs",
+        ),
+        ("runs.csv", "path,", "path;", "is not a CSV table"),
+        ("runs.csv", "ladder/", '"ladder/', "is not a CSV table"),
+        ("curves.csv", "n_seen", "n", "not part of an archive of runs; it lacks n_seen"),
+        ("curves.csv", "/seed_0003", "/seed_0077", "seed_0077, which has a curve in curves.csv"),
+        ("configs.json", "{", "[", "is not JSON"),
+        ("configs.json", None, None, "no configs.json"),
+        ("curves.csv", None, None, "no curves.csv"),
     ],
 )
-def test_a_damaged_archive_is_told_as_one_problem(tmp_path, damage, said):
-    folders(tmp_path / "a")
-    write_archive(tmp_path / "runs.json", tmp_path / "a")
-    content = json.loads((tmp_path / "runs.json").read_text())
-    damage(content)
-    (tmp_path / "runs.json").write_text(json.dumps(content))
-    runs, problems = collect.collect([tmp_path / "runs.json"])
+def test_a_damaged_archive_is_one_problem(file, old, new, message, tmp_path):
+    path = write_archive(tmp_path / "b", folders(tmp_path / "a"))
+    damaged = path.with_name(file)
+    if old is None:
+        damaged.unlink()
+    else:
+        damaged.write_text(damaged.read_text().replace(old, new, 1))
+    runs, problems = collect.collect([path])
     assert not runs
     (problem,) = problems
-    assert said in problem.message
+    assert message in problem.message
+    assert "\n" not in problem.message
 
 
-def test_a_forged_curve_is_one_problem_and_the_other_runs_count(tmp_path, capsys):
-    folders(tmp_path / "a")
-    write_archive(tmp_path / "runs.json", tmp_path / "a")
-    text = (tmp_path / "runs.json").read_text()
-    forged = text.replace('"48,963,1000,0.963,0.5"', '"48,993,1000,0.993,0.5"')
-    assert forged != text
-    (tmp_path / "runs.json").write_text(forged)
-    runs, problems = collect.collect([tmp_path / "runs.json"])
-    assert len(runs) == 15
-    assert "seed_0003" in problems[0].path
-    assert "but curve.csv has 48" in problems[0].message
+@pytest.mark.parametrize(
+    ("file", "old", "new", "message"),
+    [
+        ("curves.csv", "48,963,1000,0.963000", "48,993,1000,0.993000", "but curve.csv has 48"),
+        ("curves.csv", "48,963,1000,0.963000", "48,xy,1000,0.963000", "curve.csv, line 4"),
+        ("runs.csv", ",done,,abc1234,cpu,3,", ",done,,abc1234,cpu,three,", "seed='three': must be"),
+        ("runs.csv", ",done,,abc1234,cpu,3,", ",odd,,abc1234,cpu,3,", "status='odd'"),
+        ("runs.csv", ",ladder/lars-digits/steps_0048", ",nowhere", "config=nowhere: is no entry"),
+    ],
+)
+def test_a_damaged_run_is_one_problem_and_the_other_runs_count(file, old, new, message, tmp_path):
+    path = write_archive(tmp_path / "b", folders(tmp_path / "a"))
+    damaged = path.with_name(file)
+    text = damaged.read_text()
+    assert old in text
+    damaged.write_text(text.replace(old, new, 1))
+    runs, problems = collect.collect([path])
+    assert len(runs) == 16
+    assert message in problems[0].message
+    assert problems[0].recipe == "lars:digits"
+    assert "ladder/lars-digits/steps_00" in problems[0].path
+
+
+def test_a_folder_without_runs_and_an_unfinished_run_are_not_archived(tmp_path, capsys):
+    (tmp_path / "a").mkdir()
+    arguments = [str(tmp_path / "a"), str(tmp_path / "b")]
+    assert archive.main(arguments) == 2
+    assert "contains no runs" in capsys.readouterr().err
+    (write_run(tmp_path / "a") / "run.json").unlink()
+    assert archive.main(arguments) == 2
+    assert "has no run.json; finish this run first" in capsys.readouterr().err
+    assert not (tmp_path / "b").exists()
 
 
 def accuracies(out, recipe, batch, steps, values):
@@ -213,31 +278,29 @@ def test_the_page_says_of_the_tuning_what_its_file_shows(seeds, n_trials, words,
 
 
 def test_a_page_that_cannot_be_written_leaves_all_files_as_they_were(tmp_path, capsys):
-    """The page is rendered before anything is written; so is a name that is no UTF-8."""
+    """The page is rendered before anything is written. A name may also be invalid UTF-8."""
     study = tmp_path / "study"
-    study.mkdir()
-    folders(tmp_path / "a")
-    write_archive(study / archive.NAME, tmp_path / "a")
+    write_archive(study, folders(tmp_path / "a"))
     assert report.main([str(study)]) == 0
     assert "written: " in capsys.readouterr().out
+    kept = "ladder/lars-digits/steps_0048"
+    for name in ("runs.csv", "curves.csv"):
+        lines = (study / name).read_text().splitlines(keepends=True)
+        (study / name).write_text("".join(x for x in lines if x.startswith(("path", kept))))
     before = {file.name: file.read_bytes() for file in study.iterdir()}
-    runs = json.loads((study / archive.NAME).read_text())
-    runs["groups"] = runs["groups"][:1]
     trial = {"values": {}, "final_accuracy": {"7": None}, "median": None}
     no_utf8 = json.dumps({"\ud800": {"chosen": None, "trials": [trial]}})
     for broken in (no_utf8, "{"):
-        (study / archive.NAME).write_text(json.dumps(runs))
         (study / "trials.json").write_text(broken)
         assert report.main([str(study)]) == 2
         assert capsys.readouterr().err.count("\n") == 1
         (study / "trials.json").unlink()
-        after = {file.name: file.read_bytes() for file in study.iterdir()}
-        assert {name for name in after if after[name] != before.get(name)} == {archive.NAME}
+        assert {file.name: file.read_bytes() for file in study.iterdir()} == before
 
 
-def test_a_readme_beside_a_runs_json_of_somebody_else_is_left_alone(tmp_path):
+def test_a_readme_beside_a_runs_csv_of_somebody_else_is_left_alone(tmp_path):
     write_run(tmp_path, "lars:digits", 0)
-    (tmp_path / "runs.json").write_text('{"my": "own"}')
+    (tmp_path / "runs.csv").write_text("my,own\n")
     (tmp_path / "README.md").write_text("notes")
     assert report.main([str(tmp_path)]) == 0
     assert (tmp_path / "README.md").read_text() == "notes"
@@ -275,12 +338,11 @@ def test_the_page_and_its_figures_are_written_anew_from_the_archive(tmp_path):
     pages = []
     for name in ("b", "c"):
         out = tmp_path / name
-        out.mkdir()
-        write_archive(out / archive.NAME, tmp_path / "a")
+        write_archive(out, tmp_path / "a")
         (out / "trials.json").write_text(json.dumps(trials))
         assert report.main([str(out)]) == 0
         pages.append({f.name: f.read_text() for f in out.iterdir()})
-    written = {"README.md", "report.json", "ladder_640.svg", "curves_640.svg"}
+    written = {"README.md", "ladder_640.svg", "curves_640.svg"}
     assert written < set(pages[0])
     first, again = (p["README.md"] for p in pages)
     assert first.replace(f"{tmp_path}/b", "") == again.replace(f"{tmp_path}/c", "")
@@ -298,16 +360,16 @@ def test_without_a_file_asked_for_only_a_study_alone_is_written(tmp_path):
         device = {"kind": "cpu", "count": 1, "hosts": 1, "cores": 2}
         write_run(tmp_path / "a", seed=seed, record={"device": device})
     study = tmp_path / "study"
-    study.mkdir()
-    write_archive(study / archive.NAME, tmp_path / "a")
+    write_archive(study, tmp_path / "a")
     before = sorted(tmp_path.rglob("*"))
     assert report.main([str(tmp_path / "a")]) == 0
     assert report.main([str(study), str(study)]) == 0
     assert sorted(tmp_path.rglob("*")) == before
     assert report.main([str(study), f"--json={tmp_path / 'r.json'}"]) == 0
-    assert [f.name for f in study.iterdir()] == [archive.NAME]
+    assert {f.name for f in study.iterdir()} == {"runs.csv", "curves.csv", "configs.json"}
     assert report.main([str(study)]) == 0
-    assert {"README.md", "report.json"} < {f.name for f in study.iterdir()}
+    assert "README.md" in {f.name for f in study.iterdir()}
+    assert not (study / "report.json").exists()
     assert "* device: 1 x cpu on 1 host(s) of 2 core(s)\n" in (study / "README.md").read_text()
 
 
@@ -358,9 +420,8 @@ def test_so_few_seeds_that_no_growth_could_be_shown_are_told(tmp_path):
 
 def test_a_run_lost_from_an_archive_is_a_flag_of_its_row(tmp_path):
     folders(tmp_path / "a")
-    path = tmp_path / archive.NAME
-    write_archive(path, tmp_path / "a")
-    path.write_text(path.read_text().replace("16,500,1000,0.5,0.5", "16,500,1000,0.9,0.5", 1))
+    path = write_archive(tmp_path / "b", tmp_path / "a").with_name("curves.csv")
+    path.write_text(path.read_text().replace("16,500,1000,0.500000", "16,500,1000,0.900000", 1))
     text = page(path.parent)
     assert ": 1 run of this recipe is unfinished, lost or unreadable, not in n" in text
 

@@ -1,11 +1,8 @@
 """The generated tables of README.md, from reports with known numbers."""
 
-import json
-
 import pytest
 
-import report
-from reporting import readme
+from reporting import archive, readme
 from tests.reporting.run_folders import write_run
 
 
@@ -27,7 +24,7 @@ def results(tmp_path, monkeypatch):
 
 
 def make(folder, runs):
-    report.make_report([runs], folder / "report.json")
+    archive.write(runs, folder)
 
 
 def test_steps_needed_by_study(results, tmp_path):
@@ -87,7 +84,7 @@ def test_one_batch_size_is_shown_if_several_have_equally_long_ladders(results, t
     assert row == "| [93 % on digits](results/study/README.md) | 55.0 | 55.0 |"
 
 
-def test_differences_are_counted_among_the_ladders_that_are_shown(results):
+def test_differences_are_counted_among_the_ladders_that_are_shown(monkeypatch):
     ladders = [
         {"recipe": f"{name}:x", "dataset": "x", "global_batch_size": 64, "target_accuracy": 0.9,
          "budgets": [5, 6], "smallest_budget": 5, "at_the_smallest": True}
@@ -97,8 +94,8 @@ def test_differences_are_counted_among_the_ladders_that_are_shown(results):
     frame = {"dataset": "x", "measure": "ladder", "global_batch_size": 64}
     tests = [frame | {"verdict": verdict} for verdict in verdicts]
     tests += [tests[0] | {"global_batch_size": 128}, tests[0] | {"measure": "A"}]
-    content = {"ladders": ladders, "comparisons": tests, "batches": []}
-    (results / "study" / "report.json").write_text(json.dumps(content))
+    report = {"ladders": ladders, "comparisons": tests, "batches": []}
+    monkeypatch.setattr(readme, "reports", lambda: {"study": report})
     assert "A difference is shown for 2 of 3 pairs on x." in readme.studies()
 
 

@@ -1,1 +1,0 @@
-"""The small studies: what each consists of, and the commands that make it."""
