@@ -11,7 +11,7 @@ from mlperf import lines as mllog
 from mlperf import steps as log_steps
 from mlperf.evaluations import Evaluation
 from mlperf.lines import Line, Log, as_number
-from reporting.runs import Point, Run
+from run.record import Point, Run
 from run.schema import reaches
 
 TARGET_ACCURACY = 0.759  # MLPerf training rules, ResNet, since v0.6

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from reporting.inference import olympic_mean
-from reporting.runs import Run
+from run.record import Run
 
 N_RUNS = 5
 
@@ -55,3 +54,12 @@ def _median_window(runs: Sequence[Run]) -> float:
     times = [s for s in seconds if s is not None]
     scores = [olympic_mean(times[i : i + N_RUNS]) for i in range(len(times) - N_RUNS + 1)]
     return sorted(score for score in scores if score is not None)[len(scores) // 2]
+
+
+def olympic_mean(values: Sequence[float]) -> float | None:
+    """Returns the mean without the smallest and the largest; None with fewer than 3 values.
+
+    One infinity (a run that did not converge) may stand for the slowest; two make it inf.
+    Source: MLPerf training rules, section on results.
+    """
+    return None if len(values) < 3 else float(np.mean(sorted(values)[1:-1]))

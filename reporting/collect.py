@@ -10,8 +10,8 @@ from typing import Any
 from errors import UserError
 from mlperf import log as mlperf_log
 from reporting import archive
-from reporting.runs import Point, Run
 from run import files, schema
+from run.record import Point, Run
 from sweeps import manifest
 
 OTHER_RESULT = "ANOTHER result (of other code, devices or, on a CPU, another number of cores?)"

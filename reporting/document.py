@@ -6,7 +6,7 @@ from typing import Any
 from reporting import batches, compare, ladder, published, rows, summaries
 from reporting.collect import Problem
 from reporting.rows import Row
-from reporting.runs import Run
+from run.record import Run
 
 
 def build(runs: Sequence[Run], problems: Sequence[Problem]) -> tuple[dict[str, Any], list[Row]]:

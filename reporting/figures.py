@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from reporting import inference, metrics
 from reporting.rows import Row
-from reporting.runs import Run
+from run.record import Run
 
 # A fixed colour for each optimizer (Okabe and Ito's palette: safe for colour-blind readers).
 COLOURS = {"lars": "#0072B2", "nesterov": "#E69F00", "shampoo": "#009E73", "sm3": "#CC79A7"}

@@ -147,15 +147,6 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def olympic_mean(values: Sequence[float]) -> float | None:
-    """Returns the mean without the smallest and the largest; None with fewer than 3 values.
-
-    One infinity (a run that did not converge) may stand for the slowest; two make it inf.
-    Source: MLPerf training rules, section on results.
-    """
-    return None if len(values) < 3 else float(np.mean(sorted(values)[1:-1]))
-
-
 def smallest_p(n_a: int, n_b: int) -> float:
     """Returns the smallest two-sided p that an exact rank test of n_a against n_b can give."""
     return min(1.0, 2 / math.comb(n_a + n_b, n_a))

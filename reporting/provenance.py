@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from reporting.rows import Row
-from reporting.runs import flatten
+from run.record import flatten
 
 
 def config_differences(rows: Sequence[Row]) -> list[tuple[str, list[str]]]:

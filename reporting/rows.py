@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from reporting.runs import Run, flatten
+from run.record import Run, flatten
 
 
 @dataclass(frozen=True)

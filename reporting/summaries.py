@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from mlperf import rules as mlperf_rules
+from mlperf.rules import olympic_mean
 from reporting import inference
 from reporting.rows import Row, finite
 from run.schema import reaches
@@ -46,7 +47,7 @@ def seconds_statistics(row: Row) -> dict[str, Any]:
     if any(run.reached and run.seconds_to_target is None for run in row.runs):
         return {"median": None, "olympic_mean": None}
     seconds = [np.inf if not r.reached else r.seconds_to_target or 0.0 for r in row.runs]
-    mean = inference.olympic_mean(seconds)
+    mean = olympic_mean(seconds)
     return {
         "median": finite(float(np.median(seconds))),
         "olympic_mean": None if mean is None else finite(mean),

@@ -15,8 +15,8 @@ import report
 import sweep
 from configs import command_line
 from reporting import archive
-from reporting.runs import flatten
 from run import files
+from run.record import flatten
 from sweeps import runs, trials
 from tests.processes import ROOT, restore_sigint
 from tests.reporting.run_folders import write_run
