@@ -46,9 +46,9 @@ def main(argv: Sequence[str]) -> int:
             config = command_line.recipe_path(recipe)
             figures = pod_plan.figures(config, [], topology)
             print(summary.text(figures), flush=True)
-            file = out / f"{recipe}.json"
+            file = out / f"{recipe.replace(':', '-')}.json"
             file.write_text(json.dumps(figures, indent=1) + "\n")
-        found = [out / f"{recipe}.json" for recipe in RECIPES]
+        found = [out / f"{recipe.replace(':', '-')}.json" for recipe in RECIPES]
         plans = [json.loads(file.read_text()) for file in found if file.exists()]
         speed = topology.generation.interconnect_bytes_per_second / 1e9
         document.write(out, plans, speed)

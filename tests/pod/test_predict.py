@@ -70,7 +70,7 @@ def test_a_step_that_does_not_fit_says_by_how_much_and_what_does():
 
 def test_the_page_is_written_from_the_plans_there(tmp_path):
     for plan in made.full():
-        (tmp_path / f"{plan['recipe']}.json").write_text(json.dumps(plan))
+        (tmp_path / f"{plan['recipe'].replace(':', '-')}.json").write_text(json.dumps(plan))
     assert pod_main.main(["--page", f"--out={tmp_path}"]) == 0
     assert (tmp_path / "README.md").read_text() == document.page(made.full(), 164.0)
     assert "</svg>" in (tmp_path / "steps.svg").read_text()
@@ -78,7 +78,7 @@ def test_the_page_is_written_from_the_plans_there(tmp_path):
 
 def test_the_committed_page_is_the_one_of_the_committed_plans(tmp_path):
     folder = pathlib.Path(pod_plan.__file__).parent / "results" / "pod_plan"
-    found = [folder / f"{recipe}.json" for recipe in pod_main.RECIPES]
+    found = [folder / f"{recipe.replace(':', '-')}.json" for recipe in pod_main.RECIPES]
     plans = [json.loads(file.read_text()) for file in found]
     assert (folder / "README.md").read_text() == document.page(plans, 164.0)
     assert (folder / "steps.svg").read_text() == document.figure(plans)
