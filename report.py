@@ -1,8 +1,8 @@
 """Compares finished runs, or MLPerf logs: python report.py DIR [DIR...] [--json=FILE] [--html=FILE]
 
-Prints the table and the verdicts. Writes, if asked, report.json, a self-contained report.html, and
-a page of Markdown with its figures beside it. `python report.py results/fashion` asks for nothing
-and needs not: of a study's folder, told by its runs.csv, it writes README.md and its figures anew.
+Prints the table and the verdicts. The flags also write report.json, a self-contained report.html,
+and a page of Markdown with its figures beside it. Without flags, `python report.py results/fashion`
+writes README.md and its figures, because the folder contains the archive of a study (runs.csv).
 """
 
 import json

@@ -3,7 +3,7 @@
 #     WORKERS=4 bash studies/digits.sh      run it, or continue it where it stopped
 #     PYTHON=true bash studies/digits.sh    only print the commands
 #
-# OUT is the folder of all runs, and RESULTS the folder of what is committed. Exit status: 0 done,
+# OUT receives all runs, and RESULTS the files to commit. Exit status: 0 done,
 # 1 runs failed (they are marked, and the report counts them), 2 user error, 75 stopped (the sweep
 # saves its runs; the same command continues).
 set -euo pipefail
@@ -26,21 +26,23 @@ export JAX_COMPILATION_CACHE_DIR=${JAX_COMPILATION_CACHE_DIR:-$cache/.compile_ca
 # of its own, so that Ctrl-C reaches only this script, and the sweep gets one signal instead of two.
 set -m
 stopped=
-interrupted=
-trap 'stopped=1 interrupted=1; kill -TERM $! 2> /dev/null || true' INT TERM HUP
+pid=
+trap 'stopped=1; kill -TERM $pid 2> /dev/null || true' INT TERM HUP
 
 # Runs a program with these arguments; `status` is its exit status.
 run() {
   [[ -z $stopped ]] || stop
   (IFS=' '; printf '%q ' python "$@"; echo)
   "$PYTHON" "$@" &
-  [[ -z $stopped ]] || kill -TERM $!  # received before the program had started
-  interrupted=1
-  while [[ -n $interrupted ]]; do  # a signal ends `wait` before the program has saved
-    interrupted=
-    status=0
-    wait $! || status=$?
+  pid=$!
+  [[ -z $stopped ]] || kill -TERM $pid  # received before `pid` was set
+  # A signal that arrives just before bash blocks in `wait` is handled only after it: wait shortly.
+  while kill -0 $pid 2> /dev/null; do
+    sleep 0.2 &
+    wait $! || true
   done
+  status=0
+  wait $pid || status=$?
   [[ -z $stopped ]] || stop
 }
 
@@ -60,7 +62,7 @@ sweep() {
   esac
 }
 
-# Keeps what is small of the runs, and writes the study's page.
+# Writes the tables and trials to commit, then the page with its figures.
 finish() {
   run -m reporting.archive "$OUT" "$RESULTS"
   [[ $status == 0 ]] || exit "$status"

@@ -211,7 +211,7 @@ def page(tmp_path, status=0):
     return (tmp_path / "README.md").read_text() if not status else ""
 
 
-def test_an_advantage_stands_below_its_own_batch_size(tmp_path):
+def test_an_advantage_is_below_its_own_batch_size(tmp_path):
     for batch, steps in ((256, 64), (512, 32), (1024, 16)):
         accuracies(tmp_path, "shampoo:digits", batch, steps, [0.8] * 3)
         accuracies(tmp_path, "lars:digits", batch, steps, [0.7] * 3)
@@ -242,7 +242,7 @@ def test_tasks_of_one_batch_size_have_figures_of_their_own(tmp_path):
     assert all(f"![curves_640_{i}](curves_640_{i}.svg)" in text for i in range(2))
 
 
-def test_a_page_of_logs_that_tell_little(tmp_path):
+def test_a_page_of_logs_with_few_lines(tmp_path):
     lines = log_files.log_lines({}, [0.5, 0.76], 100.0)
     (tmp_path / "result_0.txt").write_text("\n".join(lines))
     text = page(tmp_path)
@@ -254,8 +254,8 @@ def test_the_page_adds_up_what_its_runs_cost(tmp_path):
     for seed, cpu in enumerate((3600.0, 1800.0, None)):
         seconds = {"train": 5.0} | ({} if cpu is None else {"cpu": cpu})
         write_run(tmp_path, "lars:digits", seed, record={"seconds": seconds})
-    told = "3 runs, 1.5 CPU-hours together in the 2 of them that noted it, tuning not counted."
-    assert told in page(tmp_path)
+    sentence = "3 runs, 1.5 CPU-hours together in the 2 of them that noted it, tuning not counted."
+    assert sentence in page(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -266,7 +266,7 @@ def test_the_page_adds_up_what_its_runs_cost(tmp_path):
         ("1000", 2, "NOT the same number for every optimizer, on seeds not used above, judged by"),
     ],
 )
-def test_the_page_says_of_the_tuning_what_its_file_shows(seeds, n_trials, words, tmp_path):
+def test_the_page_describes_the_tuning_in_its_file(seeds, n_trials, words, tmp_path):
     write_run(tmp_path / "runs", "lars:digits", 0)
     trial = {"values": {"optimizer.momentum": 0.5}, "final_accuracy": {seeds: None}, "median": None}
     of = {"chosen": None, "trials": [trial]}
@@ -355,7 +355,7 @@ def test_the_page_and_its_figures_are_written_anew_from_the_archive(tmp_path):
     assert "diverged" in first
 
 
-def test_without_a_file_asked_for_only_a_study_alone_is_written(tmp_path):
+def test_without_flags_only_the_page_of_a_single_study_is_written(tmp_path):
     for seed in range(3):
         device = {"kind": "cpu", "count": 1, "hosts": 1, "cores": 2}
         write_run(tmp_path / "a", seed=seed, record={"device": device})
@@ -373,7 +373,7 @@ def test_without_a_file_asked_for_only_a_study_alone_is_written(tmp_path):
     assert "* device: 1 x cpu on 1 host(s) of 2 core(s)\n" in (study / "README.md").read_text()
 
 
-def test_the_verdicts_of_a_batch_size_stand_below_its_title(tmp_path):
+def test_the_verdicts_of_a_batch_size_are_below_its_title(tmp_path):
     for batch, steps, gain in ((256, 64, 0.2), (1024, 16, -0.2)):
         accuracies(tmp_path, "shampoo:digits", batch, steps, [0.7 + gain] * 10)
         accuracies(tmp_path, "lars:digits", batch, steps, [0.7] * 10)
@@ -410,7 +410,7 @@ def test_settings_that_differ_at_one_batch_size_leave_it_out(tmp_path):
     assert "; without batch 1,024: runs of several settings)" in page(tmp_path)
 
 
-def test_so_few_seeds_that_no_growth_could_be_shown_are_told(tmp_path):
+def test_too_few_seeds_to_show_any_growth_are_reported(tmp_path):
     """Five seeds: 2 / 2^5 = 6 % at best."""
     for batch, steps, gain in ((256, 64, 0.0), (1024, 16, 0.3)):
         accuracies(tmp_path, "shampoo:digits", batch, steps, [0.6 + gain] * 5)
@@ -448,7 +448,7 @@ def test_a_choice_that_is_not_the_best_trial_is_refused(chosen, median, tmp_path
     assert "trials.json: not what sweep.py --trials writes" in capsys.readouterr().err
 
 
-def test_of_several_files_none_is_written_if_one_cannot_be(tmp_path):
+def test_no_file_is_written_if_one_of_them_cannot_be(tmp_path):
     (tmp_path / "old.json").write_text("old")
     with pytest.raises(FileNotFoundError):
         output.write({tmp_path / "old.json": "new", tmp_path / "nowhere" / "x.svg": "new"})
