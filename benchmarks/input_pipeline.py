@@ -32,7 +32,6 @@ RATIOS = {  # name: (form, form, at least)
     "ours / flax, end to end": ("ours, end to end", "flax, end to end", 1.65),
     "ours / crop and decode": ("ours", "crop and decode", 0.6),
     "ours / flax, evaluation": ("ours, evaluation", "flax, evaluation", 1.3),
-    "decoded cache / ours": ("decoded cache", "ours", 2.1),
     "ours / ours without determinism": ("ours", "ours, stateful and unordered", 0.97),
 }
 
@@ -105,14 +104,12 @@ def map_only(jpegs: list[bytes]) -> dict[str, Callable[[], Any]]:
     ).cache()
     chosen = options.Options("imagenet2012", "none")
     ours = stream.train_image(chosen, 0, 224)
-    images = map_in_order(encoded, stream.decoded).cache()
     unordered = encoded.map(stateful, num_parallel_calls=n_cores(), deterministic=False)
     mapped = {
         "crop and decode": map_in_order(encoded, crop_and_decode),
         "flax": map_in_order(encoded, flax_train),
         "ours": map_in_order(encoded, ours),
         "ours, stateful and unordered": unordered,
-        "decoded cache": map_in_order(images, ours),
         "flax, evaluation": map_in_order(encoded, flax_eval),
         "ours, evaluation": map_in_order(encoded, stream.eval_image(chosen, 224)),
     }
@@ -132,7 +129,7 @@ def end_to_end(data_dir: str, n_images: int) -> dict[str, Callable[[], Any]]:
 
     found = prepare.ensure("imagenet2012", data_dir)
     chosen = options.Options("imagenet2012", data_dir)
-    ordered = stream.ordered(found, chosen, 0, (0, n_images), 0, []).take(n_images)
+    ordered = stream.ordered(found, chosen, 0, (0, n_images), 0).take(n_images)
     ours = stream.batched(ordered, stream.train_image(chosen, 0, 224), BATCH)
 
     examples = tfds.builder("imagenet2012", data_dir=data_dir).as_dataset(

@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 
 from errors import UserError
-from input_pipeline import caching, memory, prepare, sharding, spec, stream
+from input_pipeline import memory, prepare, sharding, spec, stream
 from input_pipeline.options import Options, read_options
 from input_pipeline.prepared import Prepared
 
@@ -75,7 +75,6 @@ def train_batches(
             flipped=options.flipped,
         )
     else:
-        caching.check_limit(found, options, image_size, host_index, n_hosts)
         batches = stream.train_batches(
             found,
             options,

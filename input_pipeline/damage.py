@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +14,6 @@ PNG_SIGNATURE = b"\x89PNG"
 MAX_NAMED = 5
 
 
-@dataclass(frozen=True)
-class BadExample:
-    """An example whose image cannot be decoded; `index` is its number in the split."""
-
-    index: int
-    name: str
-    reason: str
-    jpeg: bytes
-
-
 def reading_errors() -> tuple[type[Exception], ...]:
     """Returns what TensorFlow raises for bad data."""
     tf = tensorflow()
@@ -35,37 +24,34 @@ def reading_errors() -> tuple[type[Exception], ...]:
     )
 
 
-def undecodable(examples: Iterable[dict], decode: Callable[[dict], Any]) -> list[BadExample]:
-    """Returns the examples that `decode` fails for, by trying one after the other.
+def explained(
+    found: Prepared,
+    split: str,
+    suspects: Iterable[dict],
+    decode: Callable[[dict], Any],
+    error: Exception,
+) -> UserError:
+    """Returns the error that names those of `suspects` that `decode` fails for, or the file.
 
-    Ends early where the examples themselves cannot be read.
+    Tries one example after the other, until the examples themselves cannot be read.
     """
     tf = tensorflow()
     bad = []
     with contextlib.suppress(tf.errors.DataLossError, tf.errors.FailedPreconditionError):
-        for example in examples:
+        for example in suspects:
             try:
                 decode(example)
-            except tf.errors.InvalidArgumentError as error:
+            except tf.errors.InvalidArgumentError as reason:
+                is_png = example["jpeg"].numpy().startswith(PNG_SIGNATURE)
                 name = example["id"].numpy().decode(errors="replace")
-                jpeg = example["jpeg"].numpy()
-                is_png = jpeg.startswith(PNG_SIGNATURE)
-                reason = "a PNG, not a JPEG" if is_png else _first_line(error)
-                bad.append(BadExample(int(example["index"]), name, reason, jpeg))
-    return bad
-
-
-def listed(bad: list[BadExample]) -> str:
-    """Returns the examples' names and reasons on one line."""
-    named = [f"{example.name}: {example.reason}" for example in bad[:MAX_NAMED]]
-    return "; ".join(named) + (f"; and {len(bad) - MAX_NAMED} more" if len(bad) > MAX_NAMED else "")
-
-
-def corrupt(found: Prepared, bad: list[BadExample]) -> UserError:
-    """Returns the error that names the examples."""
+                bad.append(f"{name}: {'a PNG, not a JPEG' if is_png else _first_line(reason)}")
+    if not bad:
+        return unreadable(found, split, error)
+    named = "; ".join(bad[:MAX_NAMED])
+    more = f"; and {len(bad) - MAX_NAMED} more" if len(bad) > MAX_NAMED else ""
     return UserError(
-        f"dataset.data_dir={found.directory}: corrupt example {listed(bad)}; prepare it again "
-        "from intact files, or train without it: dataset.on_corrupt=skip"
+        f"dataset.data_dir={found.directory}: corrupt example {named}{more}; prepare the data set "
+        "again from intact files"
     )
 
 

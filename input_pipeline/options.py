@@ -10,6 +10,7 @@ from errors import UserError
 
 FLIPPED = ("imagenet2012", "cifar10")  # a mirrored digit is another digit, or none
 GIB = 2**30
+IMAGE_DTYPES = ("uint8", "bfloat16")
 
 
 @dataclass(frozen=True)
@@ -28,10 +29,6 @@ class Options:
         `preprocess.MIN_OBJECT_COVERED`, with the image as the object, rejects areas below 0.1.
       image_dtype: "uint8", or "bfloat16" for exactly the pixels of the submissions.
       shuffle_buffer_examples: examples that a host draws from at random; 16384 in MLPerf.
-      cache: what a host keeps of its training shard: "none", "jpeg" or "decoded".
-      cache_limit_gib: memory that the cache of a host may take; more is an error before the start.
-      on_corrupt: an image that cannot be decoded: "fail", or "skip" (training only): its place in
-        the batch is taken by its neighbour, and it is counted in the log.
     """
 
     name: str
@@ -41,16 +38,13 @@ class Options:
     crop_area_min: float = 0.05
     image_dtype: str = "uint8"
     shuffle_buffer_examples: int = 16384
-    cache: str = "none"
-    cache_limit_gib: float = 32.0
-    on_corrupt: str = "fail"
 
     def __post_init__(self) -> None:
-        for key, known in CHOICES.items():
-            if getattr(self, key) not in known:
-                raise UserError(
-                    f"dataset.{key}={getattr(self, key)!r}: must be one of {', '.join(known)}"
-                )
+        if self.image_dtype not in IMAGE_DTYPES:
+            raise UserError(
+                f"dataset.image_dtype={self.image_dtype!r}: must be one of "
+                f"{', '.join(IMAGE_DTYPES)}"
+            )
         if not 0 < self.crop_area_min <= 1:
             raise UserError(f"dataset.crop_area_min={self.crop_area_min}: must be in (0, 1]")
         for key in ("image_size", "shuffle_buffer_examples"):
@@ -65,17 +59,6 @@ class Options:
     @property
     def numpy_image_dtype(self) -> np.dtype:
         return np.dtype(np.uint8 if self.image_dtype == "uint8" else ml_dtypes.bfloat16)
-
-    @property
-    def cache_limit_bytes(self) -> int:
-        return int(self.cache_limit_gib * GIB)
-
-
-CHOICES = {
-    "image_dtype": ("uint8", "bfloat16"),
-    "cache": ("none", "jpeg", "decoded"),
-    "on_corrupt": ("fail", "skip"),
-}
 
 
 def check_averaged(image_size: int, height: int, width: int) -> None:

@@ -52,11 +52,6 @@ def decode_window(jpeg: Tensor, window: Tensor) -> Tensor:
     return tensorflow().io.decode_and_crop_jpeg(jpeg, window, channels=3)
 
 
-def cut_window(image: Tensor, window: Tensor) -> Tensor:
-    """Cuts the window out of a decoded image, uint8 [H, W, 3]."""
-    return tensorflow().slice(image, [window[0], window[1], 0], [window[2], window[3], 3])
-
-
 def resize(image: Tensor, image_size: int, image_dtype: str) -> Tensor:
     """Resizes uint8 [h, w, 3] bicubically to [image_size, image_size, 3] in `image_dtype`, 0..255.
 

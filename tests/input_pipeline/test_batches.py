@@ -261,7 +261,7 @@ def test_mean_pooling_averages_squares_to_the_nearest_integer():
         ({"host_index": 2, "n_hosts": 2}, r"host_index=2, n_hosts=2"),
         ({"n_hosts": 1500, "global_batch_size": 6000}, r"n_hosts=1500: more than the 1437"),
         ({"options": {"cropp": 1}}, r"dataset.cropp=1: no such option; known: name, data_dir"),
-        ({"options": {"cache": "gpu"}}, r"dataset.cache='gpu': must be one of none, jpeg, decoded"),
+        ({"options": {"image_dtype": "f4"}}, r"image_dtype='f4': must be one of uint8, bfloat16"),
         ({"options": {"image_size": 3}}, r"image_size=3: must divide"),
     ],
 )

@@ -78,8 +78,6 @@ def test_decoding_a_window_is_cutting_it_out_of_the_picture():
     expected = whole[8:38, 16:66]
     # libjpeg's fast inverse DCT against its accurate one; a shift by one pixel gives 5
     assert np.abs(part - expected).mean() < 1.5
-    cut = preprocess.cut_window(tf.constant(whole), tf.constant(window)).numpy()
-    np.testing.assert_array_equal(cut, expected)
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ def ordered(directory, shard, seed=0):
     """The examples of a shard in the order of training, not yet decoded."""
     found = spec.locate("imagenet2012", str(directory))
     assert found is not None
-    return stream.ordered(found, Options(**options(directory)), seed, shard, 0, [], named=True)
+    return stream.ordered(found, Options(**options(directory)), seed, shard, 0, named=True)
 
 
 def assert_same(batches, others):
@@ -54,18 +54,6 @@ def whole(imagenet_dir):
 @pytest.mark.parametrize("step", [1, 2, 3, 4])
 def test_a_start_at_any_step_gives_the_same_batches(imagenet_dir, whole, step):
     assert_same(train(imagenet_dir, step, 6 - step), whole[step:])
-
-
-def test_caching_jpegs_changes_no_bit(imagenet_dir, whole):
-    assert_same(train(imagenet_dir, cache="jpeg"), whole)
-
-
-def test_caching_decoded_images_changes_only_the_rims_of_crops(imagenet_dir, whole):
-    # libjpeg interpolates chroma over the rim of a crop from what it has decoded
-    for one, other in zip(train(imagenet_dir, cache="decoded"), whole, strict=True):
-        np.testing.assert_array_equal(one["label"], other["label"])
-        np.testing.assert_array_equal(one["flip"], other["flip"])
-        assert np.abs(one["image"].astype(int) - other["image"]).mean() < 0.2
 
 
 def test_an_epoch_shows_every_example_once_and_the_next_in_another_order(imagenet_dir):
@@ -114,15 +102,12 @@ def test_labels_belong_to_their_images(imagenet_dir):
         assert int(example["label"]) == miniature.CLASSES[name.split("_")[0]]
 
 
-@pytest.mark.parametrize("cache", ["none", "jpeg"])
-def test_evaluation_shows_central_crops_once_in_order(imagenet_dir, cache):
-    chosen = options(imagenet_dir, cache=cache)
-    for _ in range(2):  # the second from the cache
-        batches = list(
-            input_pipeline.eval_batches(
-                chosen, device_batch_size=2, host_index=0, n_hosts=1, n_local_devices=2
-            )
-        )
+def test_evaluation_shows_central_crops_once_in_order(imagenet_dir):
+    evaluation = input_pipeline.eval_batches(
+        options(imagenet_dir), device_batch_size=2, host_index=0, n_hosts=1, n_local_devices=2
+    )
+    for _ in range(2):
+        batches = list(evaluation)
         mask = np.concatenate([batch["mask"].ravel() for batch in batches])
         images = np.concatenate([batch["image"].reshape(-1, 24, 24, 3) for batch in batches])[mask]
         assert len(batches) == 3
@@ -141,26 +126,10 @@ def central_mean(jpeg):
     return np.asarray(square.resize((24, 24), Image.Resampling.BILINEAR), np.float64).mean()
 
 
-@pytest.mark.parametrize(("image_dtype", "value_bytes"), [("uint8", 1), ("bfloat16", 2)])
-def test_what_a_cache_needs_is_files_and_evaluation_images(mlperf_dir, image_dtype, value_bytes):
-    """Two hosts: half of the files, and six of eleven images at their final size."""
-    n_bytes = sum(file.stat().st_size for file in mlperf_dir.glob("train-*"))
-    limit_gib = (n_bytes * 20 / 41 + 6 * 24 * 24 * 3 * value_bytes) / 2**30
-    kept = {"host": (0, 2), "n_batches": 1, "cache": "jpeg", "image_dtype": image_dtype}
-    train(mlperf_dir, cache_limit_gib=limit_gib * 1.001, **kept)
-    with pytest.raises(ValueError, match="needs"):
-        train(mlperf_dir, cache_limit_gib=limit_gib * 0.999, **kept)
-
-
 def test_a_shuffle_buffer_larger_than_the_shard_is_one_of_its_size(imagenet_dir, whole):
     """TensorFlow allocates what it is told: 10**12 would end the process."""
     assert_same(train(imagenet_dir, n_batches=1, shuffle_buffer_examples=10**12), whole[:1])
     assert_same(train(imagenet_dir, n_batches=6, shuffle_buffer_examples=N_TRAIN), whole)
-
-
-def test_a_cache_beyond_its_limit_is_refused_before_the_start(imagenet_dir):
-    with pytest.raises(ValueError, match=r"dataset.cache=decoded: needs .* GiB on this host"):
-        train(imagenet_dir, cache="decoded", cache_limit_gib=1e-6)
 
 
 def test_mlperfs_records_give_the_same_images_and_labels_from_zero_on(mlperf_dir):
