@@ -8,7 +8,7 @@ import sys
 
 from errors import DONE, USER_ERROR, OneLineParser, UserError
 from input_pipeline import prepare
-from input_pipeline.spec import KNOWN
+from input_pipeline.dataset import KNOWN
 
 
 def main(arguments: list[str]) -> int:

@@ -7,9 +7,10 @@ from functools import partial
 import numpy as np
 
 from errors import UserError
-from input_pipeline import memory, prepare, sharding, spec, stream
-from input_pipeline.options import Options, read_options
-from input_pipeline.prepared import Prepared
+from input_pipeline import dataset as datasets
+from input_pipeline import memory, prepare, sharding, stream
+from input_pipeline.dataset import Options, read_options
+from input_pipeline.formats import Prepared
 
 Batch = dict[str, np.ndarray]
 SEEDS = 2**31
@@ -63,7 +64,7 @@ def train_batches(
     shard = sharding.shard_bounds(n_examples, host_index, n_hosts)
     host_batch_size = global_batch_size // n_hosts
     image_size = _image_size(options, found)
-    if memory.fits(found):
+    if datasets.fits_in_memory(found):
         images, labels = memory.load(found, "train", image_size)
         batches = memory.train_batches(
             images[slice(*shard)],
@@ -110,7 +111,7 @@ def eval_batches(
     if device_batch_size <= 0:
         raise UserError(f"device_batch_size={device_batch_size}: must be at least 1")
     found = prepare.ensure(options.name, options.data_dir)
-    split = spec.eval_split(found)
+    split = datasets.eval_split(found)
     n_examples = found.n_examples(split)
     shard = sharding.shard_bounds(n_examples, host_index, n_hosts)
     host_batch_size = device_batch_size * n_local_devices
@@ -118,7 +119,7 @@ def eval_batches(
     image_size = _image_size(options, found)
     empty = np.zeros((0, image_size, image_size, 3), options.numpy_image_dtype)
     begin: Callable[[], Iterator[Batch]] = partial(iter, ())
-    if memory.fits(found):
+    if datasets.fits_in_memory(found):
         images, labels = (array[slice(*shard)] for array in memory.load(found, split, image_size))
         empty = images[:0]
         begin = partial(memory.eval_batches, images, labels, host_batch_size=host_batch_size)
@@ -169,7 +170,7 @@ def _padded(
 
 
 def _image_size(options: Options, found: Prepared) -> int:
-    return options.image_size or found.image_shape[0] or spec.DEFAULT_IMAGE_SIZE
+    return options.image_size or found.image_shape[0] or datasets.DEFAULT_IMAGE_SIZE
 
 
 def _check_host(host_index: int, n_hosts: int, n_local_devices: int) -> None:

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from errors import UserError
-from input_pipeline import mlperf
+from input_pipeline.formats import Prepared, count_records, shard_files
 from input_pipeline.host import tensorflow
-from input_pipeline.prepared import Prepared, shard_files
 
 PNG_SIGNATURE = b"\x89PNG"
 MAX_NAMED = 5
@@ -60,7 +59,7 @@ def unreadable(found: Prepared, split: str, error: Exception | None = None) -> U
     remedy = "copy or prepare the data set again"
     for file, n_examples in zip(shard_files(found, split), found.shard_lengths[split], strict=True):
         try:
-            n_records = mlperf.count_records(Path(file))
+            n_records = count_records(Path(file))
         except (UserError, OSError) as reason:
             return UserError(str(reason))
         if n_records != n_examples:

@@ -3,40 +3,20 @@
 import contextlib
 import hashlib
 import itertools
-import math
 import os
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 import numpy as np
 
-from errors import UserError
-from input_pipeline import damage, prepared, randomness, sharding
+from input_pipeline import damage, sharding
+from input_pipeline.dataset import check_averaged
+from input_pipeline.formats import Prepared, is_local, shard_files
 from input_pipeline.host import tensorflow
-from input_pipeline.options import check_averaged
-from input_pipeline.prepared import shard_files
-
-LIMIT_BYTES = 256 * 2**20  # of decoded images, a split
-
-
-def fits(found: prepared.Prepared) -> bool:
-    """Whether the images have one shape and a decoded training split stays within LIMIT_BYTES.
-
-    Raises UserError for a set that neither fits nor consists of JPEGs, which can be streamed.
-    """
-    shape = found.fixed_shape
-    if shape and found.n_examples("train") * math.prod(shape) <= LIMIT_BYTES:
-        return True
-    if found.encoding != "jpeg":
-        raise UserError(
-            f"dataset.name={found.name}: stored as {found.encoding} and, decoded, larger than "
-            f"{LIMIT_BYTES:,} bytes or of varying shape; only sets of JPEGs can be streamed"
-        )
-    return False
 
 
 @lru_cache(maxsize=4)
-def load(found: prepared.Prepared, split: str, image_size: int) -> tuple[np.ndarray, np.ndarray]:
+def load(found: Prepared, split: str, image_size: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns images (uint8 [n, size, size, C]) and labels (int32 [n]) of a split, read-only.
 
     The first process to decode a split leaves the arrays beside its files, and later ones map them
@@ -45,7 +25,7 @@ def load(found: prepared.Prepared, split: str, image_size: int) -> tuple[np.ndar
     key = [(file.name, file.stat().length, file.stat().mtime) for file in shard_files(found, split)]
     fingerprint = hashlib.sha256(repr((key, image_size)).encode()).hexdigest()[:12]
     files = [found.directory / f".{split}-{what}-{fingerprint}.npy" for what in ("image", "label")]
-    if not prepared.is_local(found.directory):
+    if not is_local(found.directory):
         return _decode(found, split, image_size)
     with contextlib.suppress(OSError, EOFError, ValueError):  # not there, or copied in part
         return _mapped(files)
@@ -75,7 +55,7 @@ def _save(file: os.PathLike, array: np.ndarray) -> None:
         raise
 
 
-def _decode(found: prepared.Prepared, split: str, image_size: int) -> tuple[np.ndarray, np.ndarray]:
+def _decode(found: Prepared, split: str, image_size: int) -> tuple[np.ndarray, np.ndarray]:
     tensorflow()
     import tensorflow_datasets as tfds
 
@@ -123,7 +103,7 @@ def train_batches(
       shard: [start, stop) of the shard in the whole data set.
     """
     order = lru_cache(maxsize=2)(  # a batch straddles two epochs
-        lambda epoch: randomness.epoch_order(seed, epoch, shard)
+        lambda epoch: sharding.epoch_order(seed, epoch, shard)
     )
     for step in itertools.count(first_step):
         epochs, positions = sharding.stream_positions(step, host_batch_size, len(images))
@@ -135,7 +115,7 @@ def train_batches(
             "image": np.take(images, index, axis=0),
             "label": labels[index],
             "mask": np.ones(host_batch_size, bool),
-            "flip": flipped & randomness.coin_flips(seed, epochs, shard[0] + index),
+            "flip": flipped & sharding.coin_flips(seed, epochs, shard[0] + index),
         }
 
 

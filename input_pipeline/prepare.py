@@ -16,9 +16,9 @@ from urllib.parse import urlsplit
 from etils import epath
 
 from errors import UserError
-from input_pipeline import fashion_mnist, ilsvrc, prepared
+from input_pipeline import archives, formats
+from input_pipeline.dataset import EMBEDDED, KNOWN, locate, missing_message
 from input_pipeline.host import tensorflow
-from input_pipeline.spec import EMBEDDED, KNOWN, locate, missing_message
 
 REACH_SECONDS = 5.0
 DEBIAN_PACKAGE = "Debian's package dataset-fashion-mnist, in /usr/share/datasets/fashion-mnist,"
@@ -26,7 +26,7 @@ DEBIAN_PACKAGE = "Debian's package dataset-fashion-mnist, in /usr/share/datasets
 
 def ensure(
     name: str, data_dir: str, manual_dir: str | None = None, is_subset: bool = False
-) -> prepared.Prepared:
+) -> formats.Prepared:
     """Returns the prepared data set, made now if it is not there yet. Safe to call from many
     processes.
 
@@ -51,7 +51,7 @@ def ensure(
                 if name == "imagenet2012" and not is_subset:
                     _check_complete(found)
     assert found is not None, f"tfds prepared {name} somewhere else than in {data_dir}"
-    prepared.check(found)
+    formats.check(found)
     return found
 
 
@@ -67,7 +67,7 @@ def fetch_if_missing(name: str, data_dir: str) -> None:
         ensure(name, data_dir)
 
 
-def _check_complete(found: prepared.Prepared | None) -> None:
+def _check_complete(found: formats.Prepared | None) -> None:
     for split, n_expected in (
         ("train", KNOWN["imagenet2012"].n_train_examples),
         ("validation", KNOWN["imagenet2012"].n_eval_examples),
@@ -93,7 +93,7 @@ def _remove_leftovers(name: str, data_dir: str) -> None:
 
     The caller holds the lock, so no other process is writing one.
     """
-    if not prepared.is_local(data_dir):
+    if not formats.is_local(data_dir):
         return
     for leftover in Path(data_dir, name).glob("incomplete.*"):
         print(f"{leftover}: left by a preparation that was killed; removing it", file=sys.stderr)
@@ -103,7 +103,7 @@ def _remove_leftovers(name: str, data_dir: str) -> None:
 @contextlib.contextmanager
 def _lock(name: str, data_dir: str) -> Iterator[None]:
     """One process at a time prepares `name`. A killed process leaves no lock behind."""
-    if not prepared.is_local(data_dir):
+    if not formats.is_local(data_dir):
         yield  # buckets have no locks; tfds's rename still lets one of several win
         return
     path = Path(data_dir) / f".{name.replace('/', '.')}.lock"
@@ -120,11 +120,11 @@ def _lock(name: str, data_dir: str) -> Iterator[None]:
 
 def _build(name: str, data_dir: str, manual_dir: str | None, is_subset: bool) -> None:
     if manual_dir and name == "imagenet2012":
-        print(ilsvrc.check(manual_dir, data_dir, is_subset), file=sys.stderr)
+        print(archives.check_imagenet(manual_dir, data_dir, is_subset), file=sys.stderr)
     builder = _builder(name, data_dir)
     with tempfile.TemporaryDirectory() as scratch:
         if manual_dir and name == "fashion_mnist":
-            fashion_mnist.restore_headers(Path(manual_dir), Path(scratch))
+            archives.restore_fashion_mnist(Path(manual_dir), Path(scratch))
             manual_dir = scratch
         if name != "imagenet2012" and not (manual_dir and _has_files(builder, manual_dir)):
             _check_reachable(name, list(builder.url_infos or ()), data_dir)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import tensorflow_datasets as tfds
 
-from input_pipeline.spec import KNOWN
+from input_pipeline.dataset import KNOWN
 
 CSV = Path(__file__).with_name("digits.csv.gz")
 

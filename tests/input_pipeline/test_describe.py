@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import input_pipeline
+from input_pipeline.dataset import KNOWN
 from input_pipeline.digits import builder as digits
-from input_pipeline.spec import KNOWN
 
 
 def test_digits_mean_and_deviation_are_those_of_its_training_images():

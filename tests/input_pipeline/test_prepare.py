@@ -10,7 +10,7 @@ import urllib.request
 import pytest
 
 from input_pipeline import __main__ as command
-from input_pipeline import fashion_mnist, prepare
+from input_pipeline import archives, prepare
 
 
 def test_an_unreachable_host_is_told_in_seconds_with_the_files_to_fetch(monkeypatch, tmp_path):
@@ -45,7 +45,7 @@ def test_debians_files_get_upstreams_headers_back(tmp_path):
     source.mkdir()
     target.mkdir()
     expected = {}
-    for name in fashion_mnist.FILES:
+    for name in archives.FASHION_MNIST_FILES:
         modified = {"train": 1504176606, "t10k": 1504176627}[name.split("-")[0]]
         packed = io.BytesIO()
         stem = name.removesuffix(".gz")
@@ -56,11 +56,11 @@ def test_debians_files_get_upstreams_headers_back(tmp_path):
         start = 10 + len(stem) + 1
         stripped = expected[name][:3] + flags_off + bytes(4) + expected[name][8:10]
         (source / name).write_bytes(stripped + expected[name][start:])
-    fashion_mnist.restore_headers(source, target)
+    archives.restore_fashion_mnist(source, target)
     assert {name: (target / name).read_bytes() for name in expected} == expected
-    (source / fashion_mnist.FILES[0]).unlink()
+    (source / archives.FASHION_MNIST_FILES[0]).unlink()
     with pytest.raises(ValueError, match=r"train-images-idx3-ubyte.gz missing.*apt-get install"):
-        fashion_mnist.restore_headers(source, target)
+        archives.restore_fashion_mnist(source, target)
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,7 @@ import pytest
 from PIL import Image
 
 import input_pipeline
-from input_pipeline import spec, stream
-from input_pipeline.options import Options
+from input_pipeline import dataset, stream
 
 N_TRAIN = 42
 
@@ -33,9 +32,9 @@ def train(directory, first_step=0, n_batches=6, host=(0, 1), **chosen):
 
 def ordered(directory, shard, seed=0):
     """The examples of a shard in the order of training, not yet decoded."""
-    found = spec.locate("imagenet2012", str(directory))
+    found = dataset.locate("imagenet2012", str(directory))
     assert found is not None
-    return stream.ordered(found, Options(**options(directory)), seed, shard, 0, named=True)
+    return stream.ordered(found, dataset.Options(**options(directory)), seed, shard, 0, named=True)
 
 
 def assert_same(batches, others):
