@@ -9,6 +9,7 @@ from stands beside it: V07 and V10 are the JAX submissions to MLPerf training v0
 """
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from ml_collections import ConfigDict, config_dict
 
@@ -132,6 +133,17 @@ def smoke() -> ConfigDict:
     config.log_every_steps = 4
     config.schedule.warmup_steps = 2.0
     return config
+
+
+def flatten(config: ConfigDict, prefix: str = "") -> dict[str, Any]:
+    """Returns the values of a config by dotted name, such as "schedule.warmup_steps"."""
+    values: dict[str, Any] = {}
+    for name, value in config.items():
+        if isinstance(value, ConfigDict):
+            values |= flatten(value, f"{prefix}{name}.")
+        else:
+            values[prefix + name] = value
+    return values
 
 
 def select(

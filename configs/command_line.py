@@ -1,5 +1,6 @@
 """From command-line arguments to a recipe's config, with one clear message for each mistake."""
 
+import difflib
 import pathlib
 import re
 import sys
@@ -8,6 +9,7 @@ from collections.abc import Sequence
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
+from configs import base
 from errors import UserError
 
 FOLDER = pathlib.Path(__file__).parent
@@ -15,12 +17,13 @@ NEEDS = {  # where absl says nothing itself
     "bool": "True or False",
     "tuple": "a tuple, as (2, 2)",
 }
-NOT_RECIPES = {"__init__", "base", "command_line", "plan", "search"}
+SIMILAR = 0.6  # difflib's ratio above which a field is suggested
 
 
 def optimizers() -> list[str]:
-    """The optimizers that have a recipe file here."""
-    return sorted(p.stem for p in FOLDER.glob("*.py") if p.stem not in NOT_RECIPES)
+    """Returns the names of the recipe files in configs/, yours included."""
+    is_recipe = re.compile(r"^def get_config\(", re.MULTILINE).search
+    return sorted(p.stem for p in FOLDER.glob("*.py") if is_recipe(p.read_text("utf-8")))
 
 
 def recipe_path(recipe: str) -> str:
@@ -71,7 +74,7 @@ def parse(argv: Sequence[str], flag_values: flags.FlagValues) -> ConfigDict:
     try:
         remaining = flag_values(list(argv))
         config = flag_values["config"].value
-    except AttributeError as e:
+    except (AttributeError, KeyError) as e:
         if "config_config" in str(e) and "get_config" in str(e):
             raise UserError(
                 "--config: the file has no function get_config; see configs/lars.py"
@@ -134,21 +137,41 @@ def _unloadable(argv: Sequence[str], error: OSError) -> str:
 
 
 def _unknown_field(argv: Sequence[str]) -> str | None:
-    """Names the first override whose field the recipe lacks, with the fields that it has."""
+    """Returns the message for the first override of a field that the recipe does not have."""
     if not any(a.startswith("--config.") for a in argv):
         return None
-    alone = [argv[0], *(a for a in argv if a.startswith("--config="))]
+    without_overrides = [argv[0], *(a for a in argv if a.startswith("--config="))]
     flag_values = flags.FlagValues()
-    define_config_flag(flag_values, alone)
-    recipe = parse(alone, flag_values)
+    define_config_flag(flag_values, without_overrides)
+    recipe = parse(without_overrides, flag_values)
     for argument in argv:
         if not argument.startswith("--config."):
             continue
         path = argument.partition("=")[0].removeprefix("--config.")
-        section = recipe
+        section, prefix = recipe, ""
         for part in path.split("."):
             if not isinstance(section, ConfigDict) or part not in section:
-                known = ", ".join(section.keys()) if isinstance(section, ConfigDict) else "none"
-                return f"--config.{path}: there is no field {part}; known here: {known}"
-            section = section[part]
+                names = ", ".join(section.keys()) if isinstance(section, ConfigDict) else "none"
+                return (
+                    f"--config.{path}: no such field; {_suggestion(path, recipe)}"
+                    f"fields of config{prefix}: {names}"
+                )
+            section, prefix = section[part], f"{prefix}.{part}"
     return None
+
+
+def _suggestion(path: str, recipe: ConfigDict) -> str:
+    """Returns "did you mean ...? " with up to three fields whose name or last part is similar."""
+    names = {name: [name, name.rpartition(".")[2]] for name in base.flatten(recipe)}
+    last = path.rpartition(".")[2]
+    scores = {
+        name: max(
+            difflib.SequenceMatcher(None, given, form).ratio()
+            for form in forms
+            for given in (path, last)
+        )
+        for name, forms in names.items()
+    }
+    enough = max(SIMILAR, max(scores.values()) - 0.1)
+    nearest = sorted((n for n in scores if scores[n] >= enough), key=lambda name: -scores[name])
+    return f"did you mean {' or '.join(nearest[:3])}? " if nearest else ""

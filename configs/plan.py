@@ -2,12 +2,12 @@
 
 import dataclasses
 import math
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 from ml_collections import ConfigDict
 
+from configs import base
 from errors import UserError
 
 COUNT = "needs an integer of at least 1"
@@ -50,19 +50,12 @@ def validate(config: ConfigDict) -> None:
     Raises:
       UserError: "field=value: the rule; the remedy", for the first field that breaks a rule.
     """
-    for field, value in _floats(config):
-        _check(config, field, math.isfinite(value), "must be finite")
+    for field, value in base.flatten(config).items():
+        finite = not isinstance(value, float) or math.isfinite(value)
+        _check(config, field, finite, "must be finite")
     _check_run(config)
     _check_model(config)
     _check_optimizer(config)
-
-
-def _floats(config: ConfigDict, section: str = "") -> Iterator[tuple[str, float]]:
-    for name, value in config.items():
-        if isinstance(value, ConfigDict):
-            yield from _floats(value, f"{section}{name}.")
-        elif isinstance(value, float):
-            yield f"{section}{name}", value
 
 
 def _check(config: ConfigDict, field: str, ok: Any, rule: str) -> None:

@@ -164,6 +164,13 @@ def test_sm3_has_no_published_setting_and_says_so():
         ("lars:digitz", [], ["variant=digitz", "mlperf_v07", "digits", "fashion", "smoke"]),
         ("adam:digits", [], ["adam", "lars, ", "nesterov, ", "shampoo, ", "sm3"]),
         ("lars", ["--config.optimizer.momentun=1"], ["optimizer.momentun", "momentum", "epsilon"]),
+        (
+            "lars",
+            ["--config.learning_rate=1"],
+            ["--config.learning_rate", "did you mean", "schedule.peak_learning_rate"],
+        ),
+        ("lars", ["--config.optim.momentum=1"], ["did you mean optimizer.momentum?"]),
+        ("lars", ["--config.seed.x=1"], ["--config.seed.x: no such field"]),
         ("lars", ["--config.nope=1"], ["--config.nope", "total_steps", "seed"]),
         ("lars", ["--config.seed=x"], ["--config.seed=x"]),
         ("lars", ["--config.seed=1.5"], ["--config.seed=1.5"]),
