@@ -1,4 +1,4 @@
-"""What is wrong with data that cannot be read: the example or file, and the remedy."""
+"""Error messages for damaged data, which name the example or file and the fix."""
 
 import contextlib
 from collections.abc import Callable, Iterable
@@ -14,25 +14,25 @@ MAX_NAMED = 5
 
 
 def reading_errors() -> tuple[type[Exception], ...]:
-    """Returns what TensorFlow raises for bad data."""
+    """Returns the exceptions that TensorFlow raises for damaged data."""
     tf = tensorflow()
     return (
         tf.errors.InvalidArgumentError,  # an image
         tf.errors.DataLossError,  # a record
-        tf.errors.FailedPreconditionError,  # tfds: fewer records than its metadata say
+        tf.errors.FailedPreconditionError,  # tfds: fewer records than in its metadata
     )
 
 
 def explained(
-    found: Prepared,
+    prepared: Prepared,
     split: str,
     suspects: Iterable[dict],
     decode: Callable[[dict], Any],
     error: Exception,
 ) -> UserError:
-    """Returns the error that names those of `suspects` that `decode` fails for, or the file.
+    """Returns an error that names the examples for which `decode` fails, or else a damaged file.
 
-    Tries one example after the other, until the examples themselves cannot be read.
+    Decodes `suspects` one by one, and stops where a record cannot be read.
     """
     tf = tensorflow()
     bad = []
@@ -40,40 +40,44 @@ def explained(
         for example in suspects:
             try:
                 decode(example)
-            except tf.errors.InvalidArgumentError as reason:
+            except tf.errors.InvalidArgumentError as decode_error:
                 is_png = example["jpeg"].numpy().startswith(PNG_SIGNATURE)
                 name = example["id"].numpy().decode(errors="replace")
-                bad.append(f"{name}: {'a PNG, not a JPEG' if is_png else _first_line(reason)}")
+                bad.append(
+                    f"{name}: {'a PNG, not a JPEG' if is_png else _first_line(decode_error)}"
+                )
     if not bad:
-        return unreadable(found, split, error)
+        return unreadable(prepared, split, error)
     named = "; ".join(bad[:MAX_NAMED])
     more = f"; and {len(bad) - MAX_NAMED} more" if len(bad) > MAX_NAMED else ""
     return UserError(
-        f"dataset.data_dir={found.directory}: corrupt example {named}{more}; prepare the data set "
-        "again from intact files"
+        f"dataset.data_dir={prepared.directory}: corrupt example {named}{more}; prepare the data "
+        "set again from intact files"
     )
 
 
-def unreadable(found: Prepared, split: str, error: Exception | None = None) -> UserError:
-    """Returns the error for files that end early or hold fewer examples than promised."""
-    remedy = "copy or prepare the data set again"
-    for file, n_examples in zip(shard_files(found, split), found.shard_lengths[split], strict=True):
+def unreadable(prepared: Prepared, split: str, error: Exception | None = None) -> UserError:
+    """Returns an error for files that are truncated or have fewer examples than their metadata."""
+    fix = "copy or prepare the data set again"
+    for file, n_examples in zip(
+        shard_files(prepared, split), prepared.shard_lengths[split], strict=True
+    ):
         try:
             n_records = count_records(Path(file))
-        except (UserError, OSError) as reason:
-            return UserError(str(reason))
+        except (UserError, OSError) as file_error:
+            return UserError(str(file_error))
         if n_records != n_examples:
             return UserError(
-                f"dataset.data_dir: {file} holds {n_records} examples, its metadata say "
-                f"{n_examples}; {remedy}"
+                f"dataset.data_dir: {file} contains {n_records} examples, but its metadata "
+                f"promise {n_examples}; {fix}"
             )
-    what = _first_line(error) if error else "fewer than the metadata say"
+    reason = _first_line(error) if error else "fewer than in the metadata"
     return UserError(
-        f"dataset.data_dir={found.directory}: {split} examples cannot be read: {what}; {remedy}"
+        f"dataset.data_dir={prepared.directory}: {split} examples cannot be read: {reason}; {fix}"
     )
 
 
 def _first_line(error: Exception) -> str:
-    """Returns what TensorFlow says, without the names of its ops."""
+    """Returns the first line of TensorFlow's message without the names of its ops."""
     text = (getattr(error, "message", "") or str(error)).strip().splitlines()[0]
     return text.split("}} ")[-1].split(" [Op:")[0]

@@ -1,4 +1,7 @@
-"""Options of a data set, and its facts: what model, schedule and step need. No TensorFlow here."""
+"""Options of a data set, and the facts that model, schedule and step need.
+
+This module does not import TensorFlow.
+"""
 
 import math
 from collections.abc import Mapping
@@ -12,30 +15,30 @@ from errors import UserError
 from input_pipeline import formats
 from input_pipeline.formats import Prepared
 
-FLIPPED = ("imagenet2012", "cifar10")  # a mirrored digit is another digit, or none
+FLIPPED = ("imagenet2012", "cifar10")  # a mirrored digit is no digit
 GIB = 2**30
 IMAGE_DTYPES = ("uint8", "bfloat16")
 EMBEDDED = ("digits",)
-DEFAULT_IMAGE_SIZE = 224  # of sets of JPEGs of varying size
-LIMIT_BYTES = 256 * 2**20  # of decoded images, a split
+DEFAULT_IMAGE_SIZE = 224  # for JPEGs of varying size
+LIMIT_BYTES = 256 * 2**20  # decoded images of one split that are kept in memory
 
 
 @dataclass(frozen=True)
 class Options:
-    """The choices about a data set. Those after `flip` concern sets of JPEGs of varying size.
+    """Options of a data set. Those after `flip` apply to JPEGs of varying size.
 
     Attributes:
-      name: a name of `KNOWN`, or of any image classification set of tfds.
-      data_dir: the directory that holds prepared data sets, as tfds lays them out; or the one with
-        MLPerf's ImageNet TFRecords (train-00000-of-01024 ...).
-      image_size: side in pixels of the square image fed to the model; None: the data set's own.
-        Small images are averaged over squares, so it must divide their side.
-      flip: mirror half of the training images; None: as the data set allows it (see FLIPPED).
+      name: a key of `KNOWN`, or any image classification data set of tfds.
+      data_dir: directory of data sets prepared by tfds, or of MLPerf's ImageNet TFRecords
+        (train-00000-of-01024 ...).
+      image_size: side of the square image fed to the model, in pixels. None keeps the size of the
+        data set. Small images are averaged over squares, so it must divide their side.
+      flip: whether to mirror half of the training images. None follows `FLIPPED`.
       crop_area_min: smallest area of a training crop as a fraction of the image. 0.05 in MLPerf
-        v1.0 and where v0.7 caches JPEGs; 0.08 where v0.7 caches decoded images. The two draw alike:
-        `stream.MIN_OBJECT_COVERED`, with the image as the object, rejects areas below 0.1.
-      image_dtype: "uint8", or "bfloat16" for exactly the pixels of the submissions.
-      shuffle_buffer_examples: examples that a host draws from at random; 16384 in MLPerf.
+        v1.0 and where v0.7 caches JPEGs; 0.08 where v0.7 caches decoded images. Both give the same
+        crops, because `stream.MIN_OBJECT_COVERED` rejects areas below 0.1.
+      image_dtype: "uint8", or "bfloat16" for exactly the pixels of the MLPerf submissions.
+      shuffle_buffer_examples: size of each host's shuffle buffer; 16384 in MLPerf.
     """
 
     name: str
@@ -69,23 +72,23 @@ class Options:
 
 
 def check_averaged(image_size: int, height: int, width: int) -> None:
-    """UserError unless images of height x width can be averaged over squares to image_size."""
+    """Raises UserError unless images of height x width can be averaged to image_size."""
     if height == width and height % image_size == 0:
         return
     sides = ", ".join(str(side) for side in range(height, 1, -1) if height % side == 0)
-    remedy = f"use one of {sides}" if height == width else "small sets need square images"
+    fix = f"use one of {sides}" if height == width else "small data sets need square images"
     raise UserError(
-        f"dataset.image_size={image_size}: must divide the images' {height}x{width}; {remedy}"
+        f"dataset.image_size={image_size}: must divide the images' {height}x{width}; {fix}"
     )
 
 
 def read_options(dataset: Mapping) -> Options:
-    """Returns the options in a mapping; UserError for keys and values that make no sense."""
-    known = [field.name for field in fields(Options)]
+    """Returns the options in a mapping. Raises UserError for an unknown key or an invalid value."""
+    names = [field.name for field in fields(Options)]
     for key in dataset:
-        if key not in known:
+        if key not in names:
             raise UserError(
-                f"dataset.{key}={dataset[key]!r}: no such option; known: {', '.join(known)}"
+                f"dataset.{key}={dataset[key]!r}: no such option; options: {', '.join(names)}"
             )
     for key in ("name", "data_dir"):
         if not dataset.get(key):
@@ -97,8 +100,8 @@ def read_options(dataset: Mapping) -> Options:
 class DatasetSpec:
     """The facts of a data set that model, schedule and step need.
 
-    `image_shape` is (height, width, channels) as fed to the model; `mean` and `std`, one value a
-    channel, are in pixel units 0..255.
+    `image_shape` is (height, width, channels) of the model's input. `mean` and `std` have one value
+    per channel, in pixel units 0..255.
     """
 
     name: str
@@ -114,8 +117,8 @@ def _unit(*values: float) -> tuple[float, ...]:
     return tuple(255 * value for value in values)
 
 
-# Mean and deviation: imagenet2012 as in the MLPerf submissions; the others over their training
-# images, as commonly published for pixels in 0..1.
+# Mean and standard deviation: for imagenet2012 those of the MLPerf submissions, for the others the
+# commonly published values over the training images, for pixels in 0..1.
 KNOWN = {
     spec.name: spec
     for spec in (
@@ -144,49 +147,51 @@ KNOWN = {
 }
 
 
-def fits_in_memory(found: Prepared) -> bool:
-    """Whether the images have one shape and a decoded training split stays within LIMIT_BYTES.
+def fits_in_memory(prepared: Prepared) -> bool:
+    """Returns whether the data set is kept in memory: one image shape, at most LIMIT_BYTES.
 
-    Raises UserError for a set that neither fits nor consists of JPEGs, which can be streamed.
+    Raises UserError for a data set that neither fits nor consists of JPEGs, and so cannot be
+    streamed.
     """
-    shape = found.fixed_shape
-    if shape and found.n_examples("train") * math.prod(shape) <= LIMIT_BYTES:
+    shape = prepared.fixed_shape
+    if shape and prepared.n_examples("train") * math.prod(shape) <= LIMIT_BYTES:
         return True
-    if found.encoding != "jpeg":
+    if prepared.encoding != "jpeg":
         raise UserError(
-            f"dataset.name={found.name}: stored as {found.encoding} and, decoded, larger than "
-            f"{LIMIT_BYTES:,} bytes or of varying shape; only sets of JPEGs can be streamed"
+            f"dataset.name={prepared.name}: stored as {prepared.encoding}, with images of varying "
+            f"shape or more than {LIMIT_BYTES:,} bytes; only data sets of JPEGs can be streamed; "
+            "choose another"
         )
     return False
 
 
-def eval_split(found: Prepared) -> str:
-    """Returns the name of the split to evaluate on; ImageNet's test split has no labels."""
-    splits = ("validation",) if found.name == "imagenet2012" else ("test", "validation")
+def eval_split(prepared: Prepared) -> str:
+    """Returns the name of the evaluation split. ImageNet's test split has no labels."""
+    splits = ("validation",) if prepared.name == "imagenet2012" else ("test", "validation")
     for split in splits:
-        if found.shard_lengths.get(split):
+        if prepared.shard_lengths.get(split):
             return split
     raise UserError(
-        f"dataset.data_dir={found.directory}: no {' or '.join(splits)} split, or an empty one; "
+        f"dataset.data_dir={prepared.directory}: no {' or '.join(splits)} split, or an empty one; "
         "prepare the data set again"
     )
 
 
 def locate(name: str, data_dir: str) -> Prepared | None:
-    """Returns the data set in `data_dir`, as tfds prepared it or as MLPerf's TFRecords; or None."""
+    """Returns the data set in `data_dir`, from tfds or as MLPerf's TFRecords, or None."""
     try:
-        found = formats.find_tfds(name, data_dir)
-        if found is None and name == "imagenet2012" and formats.is_local(data_dir):
-            found = formats.find_mlperf(data_dir)
+        prepared = formats.find_tfds(name, data_dir)
+        if prepared is None and name == "imagenet2012" and formats.is_local(data_dir):
+            prepared = formats.find_mlperf(data_dir)
     except PermissionError as error:
         raise UserError(
             f"dataset.data_dir={data_dir}: no permission to read {error.filename}; grant it"
         ) from error
-    return found
+    return prepared
 
 
 def missing_message(name: str, data_dir: str) -> str:
-    """One line: what is missing and the command that makes it."""
+    """Returns one line that names the missing data set and the command that prepares it."""
     state = (
         "is not prepared there" if epath.Path(data_dir).exists() else "the directory does not exist"
     )
@@ -197,33 +202,33 @@ def missing_message(name: str, data_dir: str) -> str:
 
 
 def describe(name: str, data_dir: str | None, **options) -> DatasetSpec:
-    """Returns the facts of a data set, from its metadata if it is prepared. Needs no TensorFlow.
+    """Returns the facts of a data set, from its metadata if it is prepared.
 
     Args:
-      name: a name of KNOWN, or a data set already prepared in `data_dir`.
-      data_dir: where it is prepared; None: the published facts of a known one, without a look at
-        the disk.
-      options: the other fields of `Options`.
+      name: a key of `KNOWN`, or a data set already prepared in `data_dir`.
+      data_dir: directory of the prepared data set. None returns the published facts of a known
+        data set without reading the disk.
+      options: other fields of `Options`.
 
     Raises:
-      UserError: for an unknown data set, a missing or unreadable directory, an empty split.
+      UserError: the data set is unknown, its directory missing or unreadable, or a split empty.
     """
     chosen = read_options({"name": name, "data_dir": data_dir or "unused", **options})
     if data_dir is None:
         return _as_chosen(_known(name), chosen, name == "imagenet2012")
-    found = locate(name, data_dir)
-    if found is None and name in KNOWN:
-        # Made or fetched on first use. ImageNet cannot be.
+    prepared = locate(name, data_dir)
+    if prepared is None and name in KNOWN:
+        # Prepared on first use, except ImageNet.
         if name == "imagenet2012":
             raise UserError(missing_message(name, data_dir))
         return _as_chosen(_known(name), chosen, name == "imagenet2012")
-    if found is None:
+    if prepared is None:
         raise UserError(
             f"dataset.name={name}: not a known data set ({', '.join(KNOWN)}) and not prepared in "
-            f"dataset.data_dir={data_dir}; prepare another one of tfds with: "
+            f"dataset.data_dir={data_dir}; prepare another tfds data set with: "
             f"python -m input_pipeline --name={name} --data_dir={data_dir}"
         )
-    return _as_chosen(_from_metadata(name, found), chosen, not fits_in_memory(found))
+    return _as_chosen(_from_metadata(name, prepared), chosen, not fits_in_memory(prepared))
 
 
 def _known(name: str) -> DatasetSpec:
@@ -232,18 +237,18 @@ def _known(name: str) -> DatasetSpec:
     return KNOWN[name]
 
 
-def _from_metadata(name: str, found: Prepared) -> DatasetSpec:
-    """Counts and shapes are those on disk (a miniature stays one); mean and deviation are known."""
+def _from_metadata(name: str, prepared: Prepared) -> DatasetSpec:
+    """Returns the counts and shapes on disk, with the mean and deviation of a known data set."""
     known = KNOWN.get(name)
     side = known.image_shape[0] if known else DEFAULT_IMAGE_SIZE
-    shape = found.fixed_shape or (side, side, 3)
+    shape = prepared.fixed_shape or (side, side, 3)
     mean = known.mean if known else (127.5,) * shape[2]
     std = known.std if known else (64.0,) * shape[2]
     return DatasetSpec(
         name=name,
-        n_train_examples=found.n_examples("train"),
-        n_eval_examples=found.n_examples(eval_split(found)),
-        n_classes=found.n_classes,
+        n_train_examples=prepared.n_examples("train"),
+        n_eval_examples=prepared.n_examples(eval_split(prepared)),
+        n_classes=prepared.n_classes,
         image_shape=shape,
         mean=mean,
         std=std,
@@ -251,10 +256,10 @@ def _from_metadata(name: str, found: Prepared) -> DatasetSpec:
 
 
 def _as_chosen(spec: DatasetSpec, options: Options, streamed: bool) -> DatasetSpec:
-    """Sets in memory (not `streamed`) are uint8, averaged over squares that divide their side."""
+    """Applies `image_size` and checks the options against the kind of data set."""
     if not streamed and options.image_dtype != "uint8":
         raise UserError(
-            f"dataset.image_dtype={options.image_dtype}: is for sets that are streamed; "
+            f"dataset.image_dtype={options.image_dtype}: applies to streamed data sets only; "
             f"{spec.name} is kept in memory as uint8; leave it out"
         )
     image_size = options.image_size

@@ -1,8 +1,8 @@
-"""Data sets on disk, as tfds or MLPerf's TFRecords lay them out: found, checked and read.
+"""Finds, checks and reads data sets prepared by tfds, and MLPerf's ImageNet TFRecords.
 
-MLPerf's ImageNet TFRecords (train-00000-of-01024 ...) are found and counted where they lie, by
-their framing: https://www.tensorflow.org/tutorials/load_data/tfrecord. TensorFlow is imported on
-the first read.
+The TFRecords (train-00000-of-01024 ...) are used in place. Their records are counted from the
+framing, see https://www.tensorflow.org/tutorials/load_data/tfrecord. TensorFlow is imported when
+examples are first read.
 """
 
 import bisect
@@ -25,17 +25,17 @@ SYNSET = re.compile(r"n\d{8}")
 VERSION = re.compile(r"\d+\.\d+\.\d+")
 SHARD = re.compile(r"(train|validation)-(\d{5})-of-(\d{5})")
 COUNTS_FILE = ".record_counts.json"
-HEADER, FOOTER_BYTES = struct.Struct("<QI"), 4  # length, its checksum; the data's checksum
+HEADER, FOOTER_BYTES = struct.Struct("<QI"), 4  # length and its checksum; checksum of the data
 READERS = 16
-READ_FILES_AT_ONCE = 16  # like tfds
+READ_FILES_AT_ONCE = 16  # as in tfds
 READ_EXAMPLES_AT_ONCE = 16
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """One data set on disk: `directory` holds the shards and, but for MLPerf's, tfds's metadata.
+    """A data set on disk. `directory` contains its shards and, unless `is_mlperf`, tfds's metadata.
 
-    `image_shape` is (height, width, channels) as stored, None where it varies.
+    `image_shape` is the stored (height, width, channels), with None for sizes that vary.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Prepared:
 
     @property
     def fixed_shape(self) -> tuple[int, int, int] | None:
-        """The shape that all images have; None if they differ (JPEGs, decoded as RGB)."""
+        """The common shape of all images, or None if they differ."""
         height, width, n_channels = self.image_shape
         return (height, width, n_channels) if height and width and n_channels else None
 
@@ -57,29 +57,29 @@ class Prepared:
         if not n_examples:
             raise UserError(
                 f"dataset.data_dir={self.directory}: the split {split!r} is empty or missing; "
-                f"found {sorted(self.shard_lengths)}; prepare the data set again"
+                f"its splits are {sorted(self.shard_lengths)}; prepare the data set again"
             )
         return n_examples
 
 
-def shard_files(found: Prepared, split: str) -> list[epath.Path]:
+def shard_files(prepared: Prepared, split: str) -> list[epath.Path]:
     """Returns the paths of a split's files, in order."""
-    stem = split if found.is_mlperf else f"{found.name}-{split}.tfrecord"
-    n_shards = len(found.shard_lengths[split])
-    return [found.directory / f"{stem}-{i:05d}-of-{n_shards:05d}" for i in range(n_shards)]
+    stem = split if prepared.is_mlperf else f"{prepared.name}-{split}.tfrecord"
+    n_shards = len(prepared.shard_lengths[split])
+    return [prepared.directory / f"{stem}-{i:05d}-of-{n_shards:05d}" for i in range(n_shards)]
 
 
-def check(found: Prepared) -> None:
-    """Raises UserError if a file is missing, empty or unreadable, or the classes disordered."""
-    for split in found.shard_lengths:
-        for file in shard_files(found, split):
+def check(prepared: Prepared) -> None:
+    """Raises UserError if a file is missing, empty or unreadable, or classes are out of order."""
+    for split in prepared.shard_lengths:
+        for file in shard_files(prepared, split):
             check_shard(file)
-    if found.name == "imagenet2012" and not found.is_mlperf:
-        _check_synsets(found)
+    if prepared.name == "imagenet2012" and not prepared.is_mlperf:
+        _check_synsets(prepared)
 
 
 def check_shard(file: epath.PathLike) -> None:
-    """Raises UserError if one file of examples is missing, empty or unreadable."""
+    """Raises UserError if a shard is missing, empty or unreadable."""
     file = epath.Path(file)
     try:
         with file.open("rb") as opened:
@@ -96,9 +96,9 @@ def check_shard(file: epath.PathLike) -> None:
         raise UserError(f"dataset.data_dir: {file} is empty; copy or prepare the data set again")
 
 
-def _check_synsets(found: Prepared) -> None:
-    """The labels are positions in this file: another order would train, and evaluate, nonsense."""
-    file = found.directory / "label.labels.txt"
+def _check_synsets(prepared: Prepared) -> None:
+    """Raises UserError unless the file of class names is in order, since labels index into it."""
+    file = prepared.directory / "label.labels.txt"
     synsets = file.read_text().split() if file.exists() else []
     ordered = sorted(set(synsets)) == synsets
     if len(synsets) != 1000 or not ordered or not all(SYNSET.fullmatch(s) for s in synsets):
@@ -109,15 +109,15 @@ def _check_synsets(found: Prepared) -> None:
 
 
 def is_local(data_dir: str) -> bool:
-    """Whether the directory lies on a file system of this machine, and not in a bucket."""
+    """Returns whether the directory is on a file system of this machine, not in a bucket."""
     return "://" not in str(data_dir)
 
 
 def find_tfds(name: str, data_dir: str) -> Prepared | None:
     """Returns the newest version of `name` prepared under `data_dir`, or None.
 
-    Looks at DATA_DIR/NAME/VERSION and, for a name with a configuration such as "emnist/letters", at
-    DATA_DIR/NAME/CONFIG/VERSION. Directories that tfds has not finished have other names.
+    Searches DATA_DIR/NAME/VERSION, where NAME may include a configuration ("emnist/letters").
+    Unfinished directories of tfds have other names.
     """
     root = epath.Path(data_dir) / name
     if not root.is_dir():
@@ -129,17 +129,20 @@ def find_tfds(name: str, data_dir: str) -> Prepared | None:
     ]
     if not versions:
         return None
-    found = read_metadata(max(versions, key=lambda path: tuple(map(int, path.name.split(".")))))
-    if found.name != name.split("/")[0]:
+    prepared = read_metadata(max(versions, key=lambda path: tuple(map(int, path.name.split(".")))))
+    if prepared.name != name.split("/")[0]:
         raise UserError(
-            f"dataset.data_dir={data_dir}: {found.directory} holds {found.name}, not {name}; "
-            "point it at the right directory"
+            f"dataset.data_dir={data_dir}: {prepared.directory} contains {prepared.name}, not "
+            f"{name}; choose the right directory"
         )
-    return found
+    return prepared
 
 
 def read_metadata(directory: epath.PathLike) -> Prepared:
-    """Returns what the metadata in `directory` say; UserError if unreadable or of no use."""
+    """Returns the data set that the metadata in `directory` describe.
+
+    Raises UserError for metadata that are unreadable or not of an image classification data set.
+    """
     directory = epath.Path(directory)
     try:
         info = json.loads((directory / "dataset_info.json").read_text())
@@ -148,7 +151,7 @@ def read_metadata(directory: epath.PathLike) -> Prepared:
         n_classes = int(features["label"]["classLabel"]["numClasses"])
         lengths = [int(length) for length in image["shape"]["dimensions"]]
         file_format = info.get("fileFormat", "tfrecord")
-        found = Prepared(
+        prepared = Prepared(
             name=info["name"],
             directory=directory,
             image_shape=tuple(length if length > 0 else None for length in lengths),
@@ -160,22 +163,22 @@ def read_metadata(directory: epath.PathLike) -> Prepared:
             encoding=image.get("encodingFormat", "png"),
         )
     except PermissionError:
-        raise  # told like any other file without permission
+        raise  # `dataset.locate` reports it
     except (OSError, KeyError, ValueError, TypeError, AttributeError) as error:
         raise UserError(
-            f"dataset.data_dir={directory}: not a prepared image classification set (features "
+            f"dataset.data_dir={directory}: not a prepared image classification data set (features "
             f"'image' and 'label'): {error!r}; prepare it again or choose another"
         ) from error
     if file_format != "tfrecord":
         raise UserError(
-            f"dataset.data_dir={directory}: its files are {file_format}, which tf.data does "
-            "not read; prepare it again as tfrecord, which is tfds's default"
+            f"dataset.data_dir={directory}: its files are {file_format}, which tf.data cannot "
+            "read; prepare it again as tfrecord, the default of tfds"
         )
-    return found
+    return prepared
 
 
 def find_mlperf(data_dir: str) -> Prepared | None:
-    """Returns the TFRecords in `data_dir` as a prepared data set, or None if there are none.
+    """Returns MLPerf's TFRecords in `data_dir`, or None if there are none.
 
     Raises:
       UserError: a shard is missing, empty, unreadable or truncated.
@@ -202,14 +205,14 @@ def _expected_files(directory: Path, split: str) -> list[Path]:
     if len(totals) != 1:
         raise UserError(
             f"dataset.data_dir={directory}: expected one set of files {split}-*-of-*, found "
-            f"{len(totals)}; put both splits, and nothing else of the kind, there"
+            f"{len(totals)}; keep exactly one set per split there"
         )
     (n_shards,) = totals
     return [directory / f"{split}-{i:05d}-of-{n_shards:05d}" for i in range(n_shards)]
 
 
 def _count_all(files: list[Path], directory: Path) -> dict[str, list[int]]:
-    """Returns [bytes, records] by file name; counts only what earlier runs have not counted."""
+    """Returns {file name: [bytes, records]}, and counts only files that have changed."""
     for file in files:
         check_shard(file)
     sizes = {file.name: file.stat().st_size for file in files}
@@ -227,7 +230,7 @@ def _count_all(files: list[Path], directory: Path) -> dict[str, list[int]]:
 
 
 def count_records(file: Path) -> int:
-    """Returns the number of records, by their headers; UserError if the file ends within one."""
+    """Returns the number of records in a file. Raises UserError if it is truncated."""
     size, position, n_records = file.stat().st_size, 0, 0
     with file.open("rb", buffering=0) as records:
         while position < size:
@@ -252,7 +255,7 @@ def _read_counts(directory: Path) -> dict[str, list[int]]:
 
 
 def _write_counts(directory: Path, counts: dict[str, list[int]]) -> None:
-    """Keeps the counts for the next run; a directory that is read-only does without."""
+    """Saves the counts for the next run, unless the directory is read-only."""
     partial = directory / f"{COUNTS_FILE}.{os.getpid()}"
     try:
         partial.write_text(json.dumps(counts))
@@ -261,17 +264,23 @@ def _write_counts(directory: Path, counts: dict[str, list[int]]) -> None:
         partial.unlink(missing_ok=True)
 
 
-def read(found: Prepared, split: str, start: int, stop: int, named: bool = False) -> Dataset:
-    """Returns the examples [start, stop) of a split, in an order that only the bounds decide."""
-    read_split = _read_mlperf if found.is_mlperf else _read_tfds
-    return read_split(found, split, start, stop, named)
+def read(prepared: Prepared, split: str, start: int, stop: int, named: bool = False) -> Dataset:
+    """Returns the encoded examples [start, stop) of a split, in an order fixed by the bounds.
+
+    Returns:
+      A tf.data.Dataset of {index int64, jpeg string, label int32}, where `index` numbers the
+      examples of the whole split. If `named`, it also has {id string} for messages, which costs as
+      much time as reading.
+    """
+    read_split = _read_mlperf if prepared.is_mlperf else _read_tfds
+    return read_split(prepared, split, start, stop, named)
 
 
-def _read_tfds(found: Prepared, split: str, start: int, stop: int, named: bool) -> Dataset:
+def _read_tfds(prepared: Prepared, split: str, start: int, stop: int, named: bool) -> Dataset:
     tf = tensorflow()
     import tensorflow_datasets as tfds
 
-    examples = tfds.builder_from_directory(found.directory).as_dataset(
+    examples = tfds.builder_from_directory(prepared.directory).as_dataset(
         split=tfds.core.ReadInstruction(split, from_=start, to=stop, unit="abs"),
         decoders={"image": tfds.decode.SkipDecoding()},
         shuffle_files=False,
@@ -295,15 +304,15 @@ def _read_tfds(found: Prepared, split: str, start: int, stop: int, named: bool) 
     return map_in_order(examples.enumerate(start), encoded)
 
 
-def _read_mlperf(found: Prepared, split: str, start: int, stop: int, named: bool) -> Dataset:
+def _read_mlperf(prepared: Prepared, split: str, start: int, stop: int, named: bool) -> Dataset:
     tf = tensorflow()
-    lengths = found.shard_lengths[split]
+    lengths = prepared.shard_lengths[split]
     ends = list(itertools.accumulate(lengths))
     first, last = bisect.bisect_right(ends, start), bisect.bisect_left(ends, stop)
     starts = np.array(ends[first : last + 1]) - lengths[first : last + 1]
     skips = np.maximum(start - starts, 0)
     takes = np.minimum(stop - starts, lengths[first : last + 1]) - skips
-    files = [str(file) for file in shard_files(found, split)[first : last + 1]]
+    files = [str(file) for file in shard_files(prepared, split)[first : last + 1]]
 
     def records(file, skip, take):
         numbers = tf.data.Dataset.range(skip, skip + take)

@@ -1,11 +1,12 @@
-"""Sets of JPEGs: read, shuffled, decoded and batched by tf.data, as a pure function of the step.
+"""Streams data sets of JPEGs with tf.data: reads, shuffles, decodes and batches them.
 
-The order is fixed before anything is decoded, so that a start at any step skips records, not
-images, and every random choice is keyed by (seed, epoch, index of the example): no state to save.
+Batches are a pure function of the step. The order is fixed before decoding, so a run that starts at
+any step skips records without decoding them. All random choices are keyed by (seed, epoch, index of
+the example), so there is no state to save.
 
-The crops are those of the MLPerf submissions in JAX (v0.7, v1.0), but for one choice: the bicubic
-result is rounded and clipped to uint8 (theirs is cast to bfloat16 and may overshoot 0..255 by
-ringing). `image_dtype="bfloat16"` is exactly theirs.
+The crops are those of the MLPerf submissions in JAX (v0.7, v1.0), with one exception: the bicubic
+result is rounded and clipped to uint8. Theirs is cast to bfloat16 and may overshoot 0..255 because
+of ringing, which `image_dtype="bfloat16"` reproduces exactly.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,16 +19,16 @@ from input_pipeline.formats import Prepared
 from input_pipeline.host import Dataset, Tensor, as_written, map_in_order, n_cores, tensorflow
 
 PREFETCHED_BATCHES = 2
-EPOCHS = 2**32  # more than anybody trains
+EPOCHS = 2**32  # an upper bound for every run
 Batch = dict[str, np.ndarray]
-ASPECT_RATIO = (0.75, 1.33)  # MLPerf writes 0.75 and 1.33, not 3/4 and 4/3
+ASPECT_RATIO = (0.75, 1.33)  # MLPerf uses 0.75 and 1.33, not 3/4 and 4/3
 MIN_OBJECT_COVERED = 0.1
 CROP_ATTEMPTS = 10
 EVAL_MARGIN_PIXELS = 32  # 224 of 256
 
 
 def train_batches(
-    found: Prepared,
+    prepared: Prepared,
     options: Options,
     *,
     seed: int,
@@ -36,19 +37,19 @@ def train_batches(
     first_step: int,
     image_size: int,
 ) -> Iterator[Batch]:
-    """Yields host batches {image, label, mask, flip} without end, a new order every epoch.
+    """Yields endless host batches {image, label, mask, flip}, in a new order every epoch.
 
     Raises:
       UserError: an example or a file cannot be read; the message names it.
     """
     decode = train_image(options, seed, image_size)
     step = first_step
-    stream = ordered(found, options, seed, shard, step * host_batch_size)
+    stream = ordered(prepared, options, seed, shard, step * host_batch_size)
     try:
         for batch in batched(stream, decode, host_batch_size).as_numpy_iterator():
             epochs, _ = sharding.stream_positions(step, host_batch_size, shard[1] - shard[0])
             if not np.array_equal(batch["epoch"], epochs):
-                raise damage.unreadable(found, "train")
+                raise damage.unreadable(prepared, "train")
             yield {
                 "image": batch["image"],
                 "label": batch["label"],
@@ -57,13 +58,13 @@ def train_batches(
             }
             step += 1
     except damage.reading_errors() as error:
-        again = ordered(found, options, seed, shard, step * host_batch_size, named=True)
+        again = ordered(prepared, options, seed, shard, step * host_batch_size, named=True)
         suspects = again.take(host_batch_size)
-        raise damage.explained(found, "train", suspects, decode, error) from error
+        raise damage.explained(prepared, "train", suspects, decode, error) from error
 
 
 def eval_batches(
-    found: Prepared,
+    prepared: Prepared,
     options: Options,
     *,
     split: str,
@@ -71,7 +72,7 @@ def eval_batches(
     host_batch_size: int,
     image_size: int,
 ) -> Iterator[Batch]:
-    """Yields the shard's {image, label} in order; the last batch is as short as it comes.
+    """Yields the shard's {image, label} in order. The last batch may be shorter.
 
     Raises:
       UserError: an example or a file cannot be read; the message names it.
@@ -79,36 +80,38 @@ def eval_batches(
     decode = eval_image(options, image_size)
     n_seen = 0
     try:
-        examples = formats.read(found, split, *shard)
+        examples = formats.read(prepared, split, *shard)
         for batch in batched(examples, decode, host_batch_size, partial=True).as_numpy_iterator():
             yield batch
             n_seen += len(batch["label"])
     except damage.reading_errors() as error:
-        suspects = formats.read(found, split, *shard, named=True).skip(n_seen).take(host_batch_size)
-        raise damage.explained(found, split, suspects, decode, error) from error
+        suspects = (
+            formats.read(prepared, split, *shard, named=True).skip(n_seen).take(host_batch_size)
+        )
+        raise damage.explained(prepared, split, suspects, decode, error) from error
     if n_seen != shard[1] - shard[0]:
-        raise damage.unreadable(found, split)
+        raise damage.unreadable(prepared, split)
 
 
 def ordered(
-    found: Prepared,
+    prepared: Prepared,
     options: Options,
     seed: int,
     shard: tuple[int, int],
     first: int,
     named: bool = False,
 ) -> Dataset:
-    """Returns the shard's examples, epoch after epoch, from number `first` of the stream on."""
+    """Returns the shard's encoded examples, epoch after epoch, starting at example `first`."""
     tf = tensorflow()
-    examples = formats.read(found, "train", *shard, named)
+    examples = formats.read(prepared, "train", *shard, named)
 
     def one_epoch(epoch):
-        # tf.data keeps a seed's remainder by 2**31 - 1 alone, so (seed, epoch) must be mixed.
+        # tf.data reduces seeds modulo 2**31 - 1, so (seed, epoch) must be mixed.
         order = tf.random.stateless_uniform(
             [], tf.stack([tf.constant(seed, tf.int64), epoch]), 0, 2**31 - 1, tf.int64, "philox"
         )
         shuffled = examples.shuffle(
-            min(options.shuffle_buffer_examples, shard[1] - shard[0]),  # it is allocated at once
+            min(options.shuffle_buffer_examples, shard[1] - shard[0]),  # allocated in full
             seed=order,
             reshuffle_each_iteration=False,
         )
@@ -122,7 +125,7 @@ def ordered(
 def batched(
     examples: Dataset, decode: Callable[[dict], dict], host_batch_size: int, partial: bool = False
 ) -> Dataset:
-    """Decodes in order, on all cores of this process; a last batch that is short if `partial`."""
+    """Decodes and batches in order, on all cores. Keeps a short last batch if `partial`."""
     tf = tensorflow()
     options = tf.data.Options()
     options.deterministic = True
@@ -136,9 +139,9 @@ def batched(
 
 
 def train_image(options: Options, seed: int, image_size: int) -> Callable[[dict], dict]:
-    """Returns {jpeg, label, index, epoch} -> the same with `image`.
+    """Returns a function of an example {jpeg, label, index, epoch} that adds its training image.
 
-    image is [image_size, image_size, 3] of `options.image_dtype`, not yet flipped.
+    The image is [image_size, image_size, 3] in `options.image_dtype`, not yet flipped.
     """
 
     def decode(example: dict) -> dict:
@@ -156,7 +159,7 @@ def train_image(options: Options, seed: int, image_size: int) -> Callable[[dict]
 
 
 def eval_image(options: Options, image_size: int) -> Callable[[dict], dict]:
-    """Returns {jpeg, label} -> {image, label}, image as `train_image` has it."""
+    """Returns a function {jpeg, label} -> {image, label}, with images as from `train_image`."""
 
     def decode(example: dict) -> dict:
         shape = tensorflow().io.extract_jpeg_shape(example["jpeg"])
@@ -169,12 +172,12 @@ def eval_image(options: Options, image_size: int) -> Callable[[dict], dict]:
 
 
 def train_window(shape: Tensor, seed: Tensor, crop_area_min: float) -> Tensor:
-    """Draws a crop window as (y, x, height, width), int32, in pixels of the stored image.
+    """Draws a crop window (y, x, height, width), int32, in pixels of the stored image.
 
     Args:
       shape: int32 [3] of the stored image.
-      seed: int64 [2]; the window is a pure function of it and the shape.
-      crop_area_min: smallest area of the window as a fraction of the image's.
+      seed: int64 [2]. The window is a pure function of the seed and the shape.
+      crop_area_min: smallest area of the window, as a fraction of the image.
     """
     tf = tensorflow()
     begin, size, _ = tf.image.stateless_sample_distorted_bounding_box(
@@ -191,9 +194,10 @@ def train_window(shape: Tensor, seed: Tensor, crop_area_min: float) -> Tensor:
 
 
 def eval_window(shape: Tensor, image_size: int) -> Tensor:
-    """Returns the central square as (y, x, height, width), int32, in pixels of the stored image.
+    """Returns the central square (y, x, height, width), int32, in pixels of the stored image.
 
-    `shape` is int32 [3]. The side is int(224 / 256 * shorter side) for 224; offsets are rounded up.
+    `shape` is int32 [3]. For image_size 224, the side is int(224 / 256 * shorter side). Offsets are
+    rounded up.
     """
     tf = tensorflow()
     ratio = image_size / (image_size + EVAL_MARGIN_PIXELS)
@@ -203,17 +207,18 @@ def eval_window(shape: Tensor, image_size: int) -> Tensor:
 
 
 def decode_window(jpeg: Tensor, window: Tensor) -> Tensor:
-    """Decodes the window alone: uint8 [height, width, 3]; grey and CMYK come out as RGB."""
+    """Decodes only the window, as uint8 [height, width, 3]. Converts grey and CMYK to RGB."""
     return tensorflow().io.decode_and_crop_jpeg(jpeg, window, channels=3)
 
 
 def resize(image: Tensor, image_size: int, image_dtype: str) -> Tensor:
     """Resizes uint8 [h, w, 3] bicubically to [image_size, image_size, 3] in `image_dtype`, 0..255.
 
-    uint8 is rounded, half to even, and clipped; bfloat16 is neither.
+    uint8 is rounded half to even and clipped. bfloat16 is neither rounded to integers nor
+    clipped.
     """
     tf = tensorflow()
-    # TensorFlow's kernel is a tenth faster on float32 than on uint8.
+    # TensorFlow's kernel is 10 % faster on float32 than on uint8.
     resized = tf.raw_ops.ResizeBicubic(
         images=tf.cast(image, tf.float32)[tf.newaxis],
         size=[image_size, image_size],
@@ -221,7 +226,7 @@ def resize(image: Tensor, image_size: int, image_dtype: str) -> Tensor:
     )[0]
     if image_dtype == "bfloat16":
         return tf.cast(resized, tf.bfloat16)
-    # Rounds, clips and casts in one pass over the pixels; the scale, 255 / 255, is 1.
+    # Rounds, clips and casts in one pass over the pixels. The scale 255 / 255 is 1.
     quantized, _, _ = tf.raw_ops.QuantizeV2(
         input=resized,
         min_range=0.0,

@@ -21,7 +21,7 @@ def test_an_intact_miniature_passes_and_is_counted(tars):
     assert "3 synsets and 11 validation images" in check(tars)
 
 
-def test_a_part_must_be_asked_for(tars):
+def test_a_subset_needs_the_flag(tars):
     with pytest.raises(ValueError, match=r"not the 147,897,477,120 of the full set.*--subset"):
         check(tars, is_subset=False)
 
@@ -44,8 +44,8 @@ def test_a_truncated_archive_is_named(tars, name, removed_bytes):
         check(tars)
 
 
-def test_an_archive_cut_between_two_images_is_told_by_its_missing_end(tars):
-    """Nothing in it is damaged: only the two blocks of zeros that end every tar are missing."""
+def test_an_archive_cut_between_two_images_is_detected_by_its_missing_end(tars):
+    """All members are intact. Only the two blocks of zeros that end every tar are missing."""
     with tarfile.open(tars / archives.VAL) as archive:
         last = archive.getmembers()[-1].offset
     (tars / archives.VAL).write_bytes((tars / archives.VAL).read_bytes()[:last])
@@ -53,7 +53,7 @@ def test_an_archive_cut_between_two_images_is_told_by_its_missing_end(tars):
         check(tars)
 
 
-def test_a_file_that_is_no_archive_is_named(tars):
+def test_a_file_that_is_not_an_archive_is_named(tars):
     (tars / archives.TRAIN).write_bytes(b"<html>not found</html>" * 99 + bytes(1024))
     with pytest.raises(ValueError, match=r"img_train.tar.*not a tar archive"):
         check(tars)
@@ -81,23 +81,23 @@ def test_val_names_that_would_shift_the_labels_are_refused(tmp_path, number, rep
     if replacement:
         images[replacement] = content
     miniature.write_tars(tmp_path, val=images)
-    with pytest.raises(ValueError, match=rf"where '{missing}' belongs: every label after it"):
+    with pytest.raises(ValueError, match=rf"where '{missing}' belongs, so later labels"):
         check(tmp_path)
 
 
-def test_the_train_archive_must_hold_synsets(tars):
+def test_the_train_archive_must_contain_synsets(tars):
     (tars / archives.TRAIN).write_bytes(miniature.tar(miniature.train_images()))
-    with pytest.raises(ValueError, match=r"holds 'n01440764_0.JPEG'; expected n01440764.tar"):
+    with pytest.raises(ValueError, match=r"contains 'n01440764_0.JPEG'; expected n01440764.tar"):
         check(tars)
 
 
-def test_a_bucket_has_room(tars):
+def test_free_space_of_a_bucket_is_not_checked(tars):
     assert "11 validation images" in archives.check_imagenet(
         str(tars), "gs://bucket/data", is_subset=True
     )
 
 
-def test_too_little_room_is_told_before_the_start(tars, monkeypatch):
+def test_too_little_disk_space_is_reported_before_the_start(tars, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
-    with pytest.raises(ValueError, match=r"0.0 GiB free, .* GiB needed; make room"):
+    with pytest.raises(ValueError, match=r"0.0 GiB free, .* GiB needed; free some space"):
         check(tars)

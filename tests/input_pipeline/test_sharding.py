@@ -39,7 +39,7 @@ def test_coin_flips_are_fair_and_independent_of_neighbours_epochs_and_seeds():
         assert abs((one * other).mean()) < bound
 
 
-def test_every_shard_and_epoch_has_its_own_order():
+def test_shards_epochs_and_seeds_have_different_orders():
     a, b = (0, 50), (50, 100)
     orders = [
         sharding.epoch_order(seed, epoch, shard)

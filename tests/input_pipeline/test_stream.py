@@ -31,10 +31,12 @@ def train(directory, first_step=0, n_batches=6, host=(0, 1), **chosen):
 
 
 def ordered(directory, shard, seed=0):
-    """The examples of a shard in the order of training, not yet decoded."""
-    found = dataset.locate("imagenet2012", str(directory))
-    assert found is not None
-    return stream.ordered(found, dataset.Options(**options(directory)), seed, shard, 0, named=True)
+    """Returns the encoded examples of a shard in training order."""
+    prepared = dataset.locate("imagenet2012", str(directory))
+    assert prepared is not None
+    return stream.ordered(
+        prepared, dataset.Options(**options(directory)), seed, shard, 0, named=True
+    )
 
 
 def assert_same(batches, others):
@@ -49,13 +51,13 @@ def whole(imagenet_dir):
     return train(imagenet_dir)
 
 
-# 42 examples in batches of 12: step 3 straddles the first epoch's end, 4 is the next
+# 42 examples in batches of 12: batch 3 straddles two epochs, batch 4 is in the second
 @pytest.mark.parametrize("step", [1, 2, 3, 4])
 def test_a_start_at_any_step_gives_the_same_batches(imagenet_dir, whole, step):
     assert_same(train(imagenet_dir, step, 6 - step), whole[step:])
 
 
-def test_an_epoch_shows_every_example_once_and_the_next_in_another_order(imagenet_dir):
+def test_every_epoch_has_every_example_once_in_a_new_order(imagenet_dir):
     shown = [
         (int(example["epoch"]), example["id"].numpy().split()[0].decode())
         for example in ordered(imagenet_dir, (0, N_TRAIN)).take(2 * N_TRAIN)
@@ -66,7 +68,7 @@ def test_an_epoch_shows_every_example_once_and_the_next_in_another_order(imagene
 
 
 def test_no_two_seeds_share_an_order_in_any_epoch(imagenet_dir):
-    """tf.data reduces a shuffle's seed: 2 seed + epoch would give seed 1 the orders of seed 0."""
+    """tf.data reduces shuffle seeds: with 2 seed + epoch, seeds 0 and 1 would share orders."""
     orders = set()
     for seed in range(4):
         examples = list(ordered(imagenet_dir, (0, N_TRAIN), seed).take(6 * N_TRAIN))
@@ -75,7 +77,7 @@ def test_no_two_seeds_share_an_order_in_any_epoch(imagenet_dir):
     assert len(orders) == 24
 
 
-def test_every_epoch_crops_anew(imagenet_dir):
+def test_every_epoch_has_new_crops(imagenet_dir):
     chosen = {"seed": 0, "global_batch_size": N_TRAIN, "host_index": 0, "n_hosts": 1}
     batches = input_pipeline.train_batches(
         options(imagenet_dir, image_size=8), first_step=0, n_local_devices=1, **chosen
@@ -83,10 +85,10 @@ def test_every_epoch_crops_anew(imagenet_dir):
     first, second = (
         {image.tobytes() for image in batch["image"][0]} for batch in itertools.islice(batches, 2)
     )
-    assert len(first & second) < 5  # the picture of one pixel, and what chance repeats
+    assert len(first & second) < 5  # the image of one pixel, and coincidences
 
 
-def test_hosts_read_disjoint_shards_that_are_the_whole(imagenet_dir):
+def test_hosts_partition_the_training_examples(imagenet_dir):
     names: Counter[str] = Counter()
     for shard in ((0, 14), (14, 28), (28, 42)):
         examples = ordered(imagenet_dir, shard).take(14)
@@ -95,13 +97,13 @@ def test_hosts_read_disjoint_shards_that_are_the_whole(imagenet_dir):
 
 
 def test_labels_belong_to_their_images(imagenet_dir):
-    """The class is in the file name: tfds's labels against it, through shuffling and batching."""
+    """The file name contains the class, which must match the label after shuffling."""
     for example in ordered(imagenet_dir, (0, N_TRAIN)).take(N_TRAIN):
         name = example["id"].numpy().decode()
         assert int(example["label"]) == miniature.CLASSES[name.split("_")[0]]
 
 
-def test_evaluation_shows_central_crops_once_in_order(imagenet_dir):
+def test_evaluation_has_every_central_crop_once(imagenet_dir):
     evaluation = input_pipeline.eval_batches(
         options(imagenet_dir), device_batch_size=2, host_index=0, n_hosts=1, n_local_devices=2
     )
@@ -111,13 +113,13 @@ def test_evaluation_shows_central_crops_once_in_order(imagenet_dir):
         images = np.concatenate([batch["image"].reshape(-1, 24, 24, 3) for batch in batches])[mask]
         assert len(batches) == 3
         assert mask.sum() == miniature.N_VAL
-        found = sorted(image.mean() for image in images)
+        means = sorted(image.mean() for image in images)
         expected = sorted(central_mean(jpeg) for jpeg in miniature.val_images().values())
-        np.testing.assert_allclose(found, expected, atol=1.0)
+        np.testing.assert_allclose(means, expected, atol=1.0)
 
 
 def central_mean(jpeg):
-    """Mean of the central square of 24/56 of the shorter side, by another decoder."""
+    """Returns the mean of the central square, 24/56 of the shorter side, from another decoder."""
     image = np.asarray(Image.open(io.BytesIO(jpeg)), np.float64)
     side = int(24 / 56 * min(image.shape[:2]))
     y, x = ((length - side + 1) // 2 for length in image.shape[:2])
@@ -125,17 +127,17 @@ def central_mean(jpeg):
     return np.asarray(square.resize((24, 24), Image.Resampling.BILINEAR), np.float64).mean()
 
 
-def test_a_shuffle_buffer_larger_than_the_shard_is_one_of_its_size(imagenet_dir, whole):
-    """TensorFlow allocates what it is told: 10**12 would end the process."""
+def test_the_shuffle_buffer_is_limited_to_the_shard(imagenet_dir, whole):
+    """TensorFlow allocates the whole buffer, so 10**12 examples would end the process."""
     assert_same(train(imagenet_dir, n_batches=1, shuffle_buffer_examples=10**12), whole[:1])
     assert_same(train(imagenet_dir, n_batches=6, shuffle_buffer_examples=N_TRAIN), whole)
 
 
-def test_mlperfs_records_give_the_same_images_and_labels_from_zero_on(mlperf_dir):
+def test_mlperfs_records_give_the_same_images_with_labels_from_zero(mlperf_dir):
     description = input_pipeline.describe("imagenet2012", str(mlperf_dir))
     assert (description.n_train_examples, description.n_eval_examples) == (41, miniature.N_VAL)
     shown: dict[str, tuple[bytes, int]] = {}
-    for shard in ((0, 20), (20, 22), (22, 41)):  # bounds at, before and within a file's end
+    for shard in ((0, 20), (20, 22), (22, 41)):  # bounds at and inside files
         n_examples = shard[1] - shard[0]
         for example in ordered(mlperf_dir, shard).take(n_examples):
             name = example["id"].numpy().decode().split(" ")[0]
@@ -148,12 +150,12 @@ def test_mlperfs_records_give_the_same_images_and_labels_from_zero_on(mlperf_dir
     }
 
 
-def test_mlperfs_records_restart_like_the_others(mlperf_dir):
+def test_mlperfs_records_can_start_at_any_step(mlperf_dir):
     assert_same(train(mlperf_dir, 2, 3), train(mlperf_dir, 0, 5)[2:])
 
 
-def test_hosts_without_an_image_pad_in_the_same_type(imagenet_dir):
-    """20 hosts for 11 images: in a collective all must bring the same shapes and types."""
+def test_hosts_without_examples_pad_with_the_same_dtype(imagenet_dir):
+    """20 hosts share 11 images. Collectives need equal shapes and dtypes on all hosts."""
     kinds = set()
     for host in (0, 19):
         (batch,) = input_pipeline.eval_batches(
