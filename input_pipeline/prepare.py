@@ -158,7 +158,7 @@ def _builder(name: str, data_dir: str):
     import tensorflow_datasets as tfds
 
     if name in EMBEDDED:
-        from input_pipeline.digits.builder import Digits
+        from input_pipeline.digits import Digits
 
         return Digits(data_dir=data_dir)
     try:

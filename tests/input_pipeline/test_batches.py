@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import input_pipeline
-from input_pipeline import memory, prepare
-from input_pipeline.digits import builder as digits
+from input_pipeline import digits, memory, prepare
 from input_pipeline.formats import Prepared
 
 ONE_HOST = {"host_index": 0, "n_hosts": 1}

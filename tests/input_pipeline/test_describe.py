@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import input_pipeline
+from input_pipeline import digits
 from input_pipeline.dataset import KNOWN
-from input_pipeline.digits import builder as digits
 
 
 def test_digits_mean_and_deviation_are_over_its_training_images():

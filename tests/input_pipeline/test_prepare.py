@@ -85,7 +85,7 @@ def test_leftovers_of_a_killed_preparation_are_removed(tmp_path):
     code = (
         "import os, signal\n"
         "from input_pipeline import prepare\n"
-        "from input_pipeline.digits.builder import Digits\n"
+        "from input_pipeline.digits import Digits\n"
         "Digits._generate_examples = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
         f"prepare.ensure('digits', {str(tmp_path)!r})"
     )
