@@ -239,11 +239,11 @@ def _known(name: str) -> DatasetSpec:
 
 def _from_metadata(name: str, prepared: Prepared) -> DatasetSpec:
     """Returns the counts and shapes on disk, with the mean and deviation of a known data set."""
-    known = KNOWN.get(name)
-    side = known.image_shape[0] if known else DEFAULT_IMAGE_SIZE
+    published = KNOWN.get(name)
+    side = published.image_shape[0] if published else DEFAULT_IMAGE_SIZE
     shape = prepared.fixed_shape or (side, side, 3)
-    mean = known.mean if known else (127.5,) * shape[2]
-    std = known.std if known else (64.0,) * shape[2]
+    mean = published.mean if published else (127.5,) * shape[2]
+    std = published.std if published else (64.0,) * shape[2]
     return DatasetSpec(
         name=name,
         n_train_examples=prepared.n_examples("train"),
