@@ -48,6 +48,9 @@ def imagenet() -> ConfigDict:
     config.dataset.crop_area_min = 0.05  # V10; V07 with cached decoded images: 0.08
     config.dataset.image_dtype = "uint8"  # or "bfloat16", exactly the pixels of the submissions
     config.dataset.shuffle_buffer_examples = 16_384  # V10, per host
+    config.dataset.cache = "none"  # or "jpeg", "decoded": per host, within cache_limit_gib
+    config.dataset.cache_limit_gib = 32.0
+    config.dataset.on_corrupt = "fail"  # or "skip", which logs the skipped examples
 
     config.model = ConfigDict()
     config.model.stage_sizes = (3, 4, 6, 3)

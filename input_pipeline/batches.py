@@ -79,6 +79,7 @@ def train_batches(
             flipped=options.flipped,
         )
     else:
+        stream.check_cache_limit(prepared, options, image_size, host_index, n_hosts)
         batches = stream.train_batches(
             prepared,
             options,

@@ -1,7 +1,8 @@
 """Error messages for damaged data, which name the example or file and the fix."""
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,16 @@ from input_pipeline.host import tensorflow
 
 PNG_SIGNATURE = b"\x89PNG"
 MAX_NAMED = 5
+
+
+@dataclass(frozen=True)
+class BadExample:
+    """An example whose image cannot be decoded; `index` is its number in the split."""
+
+    index: int
+    name: str
+    reason: str
+    jpeg: bytes
 
 
 def reading_errors() -> tuple[type[Exception], ...]:
@@ -23,36 +34,42 @@ def reading_errors() -> tuple[type[Exception], ...]:
     )
 
 
-def explained(
-    prepared: Prepared,
-    split: str,
-    suspects: Iterable[dict],
-    decode: Callable[[dict], Any],
-    error: Exception,
-) -> UserError:
-    """Returns an error that names the examples for which `decode` fails, or else a damaged file.
+def undecodable(examples: Iterable[dict], decode: Callable[[dict], Any]) -> list[BadExample]:
+    """Returns the examples for which `decode` fails, by decoding them one by one.
 
-    Decodes `suspects` one by one, and stops where a record cannot be read.
+    Stops where a record cannot be read.
     """
     tf = tensorflow()
     bad = []
     with contextlib.suppress(tf.errors.DataLossError, tf.errors.FailedPreconditionError):
-        for example in suspects:
+        for example in examples:
             try:
                 decode(example)
-            except tf.errors.InvalidArgumentError as decode_error:
-                is_png = example["jpeg"].numpy().startswith(PNG_SIGNATURE)
+            except tf.errors.InvalidArgumentError as error:
+                jpeg = example["jpeg"].numpy()
+                is_png = jpeg.startswith(PNG_SIGNATURE)
                 name = example["id"].numpy().decode(errors="replace")
-                bad.append(
-                    f"{name}: {'a PNG, not a JPEG' if is_png else _first_line(decode_error)}"
-                )
+                reason = "a PNG, not a JPEG" if is_png else _first_line(error)
+                bad.append(BadExample(int(example["index"]), name, reason, jpeg))
+    return bad
+
+
+def listed(bad: Sequence[BadExample]) -> str:
+    """Returns the names of the examples and the reasons on one line."""
+    named = "; ".join(f"{example.name}: {example.reason}" for example in bad[:MAX_NAMED])
+    return named + (f"; and {len(bad) - MAX_NAMED} more" if len(bad) > MAX_NAMED else "")
+
+
+def explained(
+    prepared: Prepared, split: str, bad: Sequence[BadExample], error: Exception
+) -> UserError:
+    """Returns an error that names the bad examples, or a damaged file if there are none."""
     if not bad:
         return unreadable(prepared, split, error)
-    named = "; ".join(bad[:MAX_NAMED])
-    more = f"; and {len(bad) - MAX_NAMED} more" if len(bad) > MAX_NAMED else ""
+    skip = ", or set dataset.on_corrupt=skip" if split == "train" else ""
     return UserError(
-        f"dataset.data_dir={prepared.directory}: corrupt example {named}{more}; prepare the data "
-        "set again from intact files"
+        f"dataset.data_dir={prepared.directory}: corrupt example {listed(bad)}; prepare the data "
+        f"set again from intact files{skip}"
     )
 
 

@@ -17,7 +17,11 @@ from input_pipeline.formats import Prepared
 
 FLIPPED = ("imagenet2012", "cifar10")  # a mirrored digit is no digit
 GIB = 2**30
-IMAGE_DTYPES = ("uint8", "bfloat16")
+CHOICES = {
+    "image_dtype": ("uint8", "bfloat16"),
+    "cache": ("none", "jpeg", "decoded"),
+    "on_corrupt": ("fail", "skip"),
+}
 EMBEDDED = ("digits",)
 DEFAULT_IMAGE_SIZE = 224  # for JPEGs of varying size
 LIMIT_BYTES = 256 * 2**20  # decoded images of one split that are kept in memory
@@ -39,6 +43,10 @@ class Options:
         crops, because `stream.MIN_OBJECT_COVERED` rejects areas below 0.1.
       image_dtype: "uint8", or "bfloat16" for exactly the pixels of the MLPerf submissions.
       shuffle_buffer_examples: size of each host's shuffle buffer; 16384 in MLPerf.
+      cache: what a host keeps of its training shard: "none", "jpeg" or "decoded".
+      cache_limit_gib: memory that the cache of a host may take. More is an error before the start.
+      on_corrupt: what happens at an image that cannot be decoded. "fail" raises an error. "skip",
+        for training only, replaces it by its neighbour in the batch and logs it.
     """
 
     name: str
@@ -48,13 +56,16 @@ class Options:
     crop_area_min: float = 0.05
     image_dtype: str = "uint8"
     shuffle_buffer_examples: int = 16384
+    cache: str = "none"
+    cache_limit_gib: float = 32.0
+    on_corrupt: str = "fail"
 
     def __post_init__(self) -> None:
-        if self.image_dtype not in IMAGE_DTYPES:
-            raise UserError(
-                f"dataset.image_dtype={self.image_dtype!r}: must be one of "
-                f"{', '.join(IMAGE_DTYPES)}"
-            )
+        for key, choices in CHOICES.items():
+            if getattr(self, key) not in choices:
+                raise UserError(
+                    f"dataset.{key}={getattr(self, key)!r}: must be one of {', '.join(choices)}"
+                )
         if not 0 < self.crop_area_min <= 1:
             raise UserError(f"dataset.crop_area_min={self.crop_area_min}: must be in (0, 1]")
         for key in ("image_size", "shuffle_buffer_examples"):

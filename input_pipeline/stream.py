@@ -9,12 +9,17 @@ result is rounded and clipped to uint8. Theirs is cast to bfloat16 and may overs
 of ringing, which `image_dtype="bfloat16"` reproduces exactly.
 """
 
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 
 import numpy as np
+from absl import logging
 
-from input_pipeline import damage, formats, sharding
-from input_pipeline.dataset import Options
+from errors import UserError
+from input_pipeline import damage, dataset, formats, sharding
+from input_pipeline.damage import BadExample
+from input_pipeline.dataset import GIB, Options
 from input_pipeline.formats import Prepared
 from input_pipeline.host import Dataset, Tensor, as_written, map_in_order, n_cores, tensorflow
 
@@ -25,6 +30,7 @@ ASPECT_RATIO = (0.75, 1.33)  # MLPerf uses 0.75 and 1.33, not 3/4 and 4/3
 MIN_OBJECT_COVERED = 0.1
 CROP_ATTEMPTS = 10
 EVAL_MARGIN_PIXELS = 32  # 224 of 256
+HEADERS_SAMPLED = 64  # JPEG headers that are read to estimate the size of decoded images
 
 
 def train_batches(
@@ -42,25 +48,44 @@ def train_batches(
     Raises:
       UserError: an example or a file cannot be read; the message names it.
     """
+    errors = damage.reading_errors()
     decode = train_image(options, seed, image_size)
+
+    def decode_alone(example: dict) -> dict:
+        return decode(decoded(example) if options.cache == "decoded" else example)
+
+    bad: list[BadExample] = []
     step = first_step
-    stream = ordered(prepared, options, seed, shard, step * host_batch_size)
-    try:
-        for batch in batched(stream, decode, host_batch_size).as_numpy_iterator():
-            epochs, _ = sharding.stream_positions(step, host_batch_size, shard[1] - shard[0])
-            if not np.array_equal(batch["epoch"], epochs):
-                raise damage.unreadable(prepared, "train")
-            yield {
-                "image": batch["image"],
-                "label": batch["label"],
-                "mask": np.ones(host_batch_size, bool),
-                "flip": options.flipped & sharding.coin_flips(seed, batch["epoch"], batch["index"]),
-            }
-            step += 1
-    except damage.reading_errors() as error:
-        again = ordered(prepared, options, seed, shard, step * host_batch_size, named=True)
-        suspects = again.take(host_batch_size)
-        raise damage.explained(prepared, "train", suspects, decode, error) from error
+    while True:
+        stream = ordered(prepared, options, seed, shard, step * host_batch_size, bad)
+        try:
+            for batch in batched(stream, decode, host_batch_size).as_numpy_iterator():
+                epochs, _ = sharding.stream_positions(step, host_batch_size, shard[1] - shard[0])
+                if not np.array_equal(batch["epoch"], epochs):
+                    raise damage.unreadable(prepared, "train")
+                batch = _without(bad, batch, decode_alone)
+                flips = sharding.coin_flips(seed, batch["epoch"], batch["index"])
+                yield {
+                    "image": batch["image"],
+                    "label": batch["label"],
+                    "mask": np.ones(host_batch_size, bool),
+                    "flip": options.flipped & flips,
+                }
+                step += 1
+        except errors as error:
+            # Read the batch again, example by example, to find which one is bad.
+            if options.cache == "decoded":  # decoded in advance, so it may be any of the shard
+                encoded = _blanked(formats.read(prepared, "train", *shard, named=True), bad)
+                suspects = encoded.map(as_written(_in_epoch(np.int64(0))))
+            else:
+                first = step * host_batch_size
+                again = ordered(prepared, options, seed, shard, first, bad, named=True)
+                suspects = again.take(host_batch_size)
+            new = damage.undecodable(suspects, decode_alone)
+            if options.on_corrupt == "fail" or not new:
+                raise damage.explained(prepared, "train", new, error) from error
+            bad += new
+            logging.warning("%d corrupt examples are skipped: %s", len(bad), damage.listed(new))
 
 
 def eval_batches(
@@ -77,20 +102,35 @@ def eval_batches(
     Raises:
       UserError: an example or a file cannot be read; the message names it.
     """
-    decode = eval_image(options, image_size)
     n_seen = 0
     try:
-        examples = formats.read(prepared, split, *shard)
-        for batch in batched(examples, decode, host_batch_size, partial=True).as_numpy_iterator():
+        batches = _eval_dataset(prepared, options, split, shard, host_batch_size, image_size)
+        for batch in batches.as_numpy_iterator():
             yield batch
             n_seen += len(batch["label"])
     except damage.reading_errors() as error:
-        suspects = (
-            formats.read(prepared, split, *shard, named=True).skip(n_seen).take(host_batch_size)
-        )
-        raise damage.explained(prepared, split, suspects, decode, error) from error
+        examples = formats.read(prepared, split, *shard, named=True)
+        suspects = examples.skip(n_seen).take(host_batch_size)
+        bad = damage.undecodable(suspects, eval_image(options, image_size))
+        raise damage.explained(prepared, split, bad, error) from error
     if n_seen != shard[1] - shard[0]:
         raise damage.unreadable(prepared, split)
+
+
+@lru_cache(maxsize=2)
+def _eval_dataset(
+    prepared: Prepared,
+    options: Options,
+    split: str,
+    shard: tuple[int, int],
+    host_batch_size: int,
+    image_size: int,
+) -> Dataset:
+    """Returns the same data set to all evaluations, so that a cache is filled only once."""
+    examples = formats.read(prepared, split, *shard)
+    decode = eval_image(options, image_size)
+    batches = batched(examples, decode, host_batch_size, partial=True)
+    return batches if options.cache == "none" else batches.cache()
 
 
 def ordered(
@@ -99,11 +139,19 @@ def ordered(
     seed: int,
     shard: tuple[int, int],
     first: int,
+    bad: Sequence[BadExample] = (),
     named: bool = False,
 ) -> Dataset:
-    """Returns the shard's encoded examples, epoch after epoch, starting at example `first`."""
+    """Returns the shard's examples, epoch after epoch, starting at example `first`.
+
+    They are encoded, unless `options.cache` is "decoded". `bad` examples have a black image.
+    """
     tf = tensorflow()
-    examples = formats.read(prepared, "train", *shard, named)
+    examples = _blanked(formats.read(prepared, "train", *shard, named), bad)
+    if options.cache == "decoded":
+        examples = map_in_order(examples, decoded)
+    if options.cache != "none":
+        examples = examples.cache()  # filled in the first epoch, used by all
 
     def one_epoch(epoch):
         # tf.data reduces seeds modulo 2**31 - 1, so (seed, epoch) must be mixed.
@@ -115,11 +163,15 @@ def ordered(
             seed=order,
             reshuffle_each_iteration=False,
         )
-        return shuffled.map(as_written(lambda example: {**example, "epoch": epoch}))
+        return shuffled.map(as_written(_in_epoch(epoch)))
 
     n_examples = shard[1] - shard[0]
     epochs = tf.data.Dataset.range(first // n_examples, EPOCHS)
     return epochs.flat_map(as_written(one_epoch)).skip(first % n_examples)
+
+
+def _in_epoch(epoch) -> Callable[[dict], dict]:
+    return lambda example: {**example, "epoch": epoch}
 
 
 def batched(
@@ -138,8 +190,15 @@ def batched(
     )
 
 
+def decoded(example: dict) -> dict:
+    """Replaces the JPEG of an example by its decoded image."""
+    example = dict(example)
+    example["decoded"] = tensorflow().io.decode_jpeg(example.pop("jpeg"), channels=3)
+    return example
+
+
 def train_image(options: Options, seed: int, image_size: int) -> Callable[[dict], dict]:
-    """Returns a function of an example {jpeg, label, index, epoch} that adds its training image.
+    """Returns a function of {jpeg or decoded uint8 [H, W, 3], label, index, epoch} that adds image.
 
     The image is [image_size, image_size, 3] in `options.image_dtype`, not yet flipped.
     """
@@ -147,9 +206,13 @@ def train_image(options: Options, seed: int, image_size: int) -> Callable[[dict]
     def decode(example: dict) -> dict:
         tf = tensorflow()
         key = tf.stack([tf.constant(seed, tf.int64), example["epoch"] * EPOCHS + example["index"]])
-        shape = tf.io.extract_jpeg_shape(example["jpeg"])
-        window = train_window(shape, key, options.crop_area_min)
-        cropped = decode_window(example["jpeg"], window)
+        if "decoded" in example:
+            window = train_window(tf.shape(example["decoded"]), key, options.crop_area_min)
+            cropped = cut_window(example["decoded"], window)
+        else:
+            shape = tf.io.extract_jpeg_shape(example["jpeg"])
+            window = train_window(shape, key, options.crop_area_min)
+            cropped = decode_window(example["jpeg"], window)
         return {
             "image": resize(cropped, image_size, options.image_dtype),
             **{key: example[key] for key in ("label", "index", "epoch")},
@@ -211,6 +274,11 @@ def decode_window(jpeg: Tensor, window: Tensor) -> Tensor:
     return tensorflow().io.decode_and_crop_jpeg(jpeg, window, channels=3)
 
 
+def cut_window(image: Tensor, window: Tensor) -> Tensor:
+    """Cuts the window out of a decoded image, uint8 [H, W, 3]."""
+    return tensorflow().slice(image, [window[0], window[1], 0], [window[2], window[3], 3])
+
+
 def resize(image: Tensor, image_size: int, image_dtype: str) -> Tensor:
     """Resizes uint8 [h, w, 3] bicubically to [image_size, image_size, 3] in `image_dtype`, 0..255.
 
@@ -236,3 +304,82 @@ def resize(image: Tensor, image_size: int, image_dtype: str) -> Tensor:
         round_mode="HALF_TO_EVEN",
     )
     return tf.bitcast(quantized, tf.uint8)
+
+
+def _blanked(examples: Dataset, bad: Sequence[BadExample]) -> Dataset:
+    """Replaces bad images by black ones, so that all examples keep their position."""
+    if not bad:
+        return examples
+    tf = tensorflow()
+    indices = tf.constant([example.index for example in bad], tf.int64)
+    blank = tf.io.encode_jpeg(tf.zeros([8, 8, 3], tf.uint8))
+
+    def replace(example: dict) -> dict:
+        is_bad = tf.reduce_any(example["index"] == indices)
+        return {**example, "jpeg": tf.where(is_bad, blank, example["jpeg"])}
+
+    return examples.map(as_written(replace))
+
+
+def _without(bad: Sequence[BadExample], batch: Batch, decode: Callable[[dict], dict]) -> Batch:
+    """Replaces each bad example by the nearest good one before it, or else the last one.
+
+    A truncated image fails only if its crop reaches the missing part. Each use is therefore tried,
+    whatever the result of earlier ones; otherwise a batch would depend on where the run started.
+    """
+    jpegs = {example.index: example.jpeg for example in bad}
+    suspects = np.flatnonzero(np.isin(batch["index"], list(jpegs)))
+    if not len(suspects):
+        return batch
+    is_bad = np.zeros(len(batch["index"]), bool)
+    batch["image"] = batch["image"].copy()
+    for i in suspects:
+        example = {key: batch[key][i] for key in ("label", "index", "epoch")}
+        try:
+            image = decode(example | {"jpeg": jpegs[int(example["index"])]})["image"]
+            batch["image"][i] = image
+        except tensorflow().errors.InvalidArgumentError:
+            is_bad[i] = True
+    if is_bad.all():
+        raise UserError(
+            f"dataset.on_corrupt=skip: a whole batch is corrupt ({damage.listed(bad)}); prepare "
+            "the data set again"
+        )
+    good = np.flatnonzero(~is_bad)
+    source = good[np.searchsorted(good, np.arange(len(is_bad)), side="right") - 1]
+    return {key: value[source] for key, value in batch.items()}
+
+
+def check_cache_limit(
+    prepared: Prepared, options: Options, image_size: int, host_index: int, n_hosts: int
+) -> None:
+    """Raises UserError if the cache of this host would exceed `options.cache_limit_gib`."""
+    if options.cache == "none":
+        return
+    n_eval = -(-prepared.n_examples(dataset.eval_split(prepared)) // n_hosts)
+    shard = sharding.shard_bounds(prepared.n_examples("train"), host_index, n_hosts)
+    eval_bytes = n_eval * 3 * image_size**2 * options.numpy_image_dtype.itemsize
+    needed_gib = (_train_bytes(prepared, options.cache, shard) + eval_bytes) / GIB
+    if needed_gib > options.cache_limit_gib:
+        raise UserError(
+            f"dataset.cache={options.cache}: needs {needed_gib:.3g} GiB on this host, more than "
+            f"dataset.cache_limit_gib={options.cache_limit_gib:g}; raise it, use more hosts, or "
+            "cache less (jpeg, none)"
+        )
+
+
+def _train_bytes(prepared: Prepared, cache: str, shard: tuple[int, int]) -> float:
+    """Estimates the bytes of a shard's JPEGs, or of its decoded images from a sample of headers."""
+    n_examples = shard[1] - shard[0]
+    if cache == "jpeg":
+        n_bytes = sum(file.stat().length for file in formats.shard_files(prepared, "train"))
+        return n_bytes * n_examples / prepared.n_examples("train")
+    tf = tensorflow()
+    areas = []
+    for example in itertools.islice(formats.read(prepared, "train", *shard), HEADERS_SAMPLED):
+        try:
+            height, width, _ = tf.io.extract_jpeg_shape(example["jpeg"]).numpy()
+        except tf.errors.InvalidArgumentError:
+            continue  # `train_batches` names it
+        areas.append(int(height) * int(width))
+    return 3 * n_examples * sum(areas) / max(len(areas), 1)

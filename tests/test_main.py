@@ -47,7 +47,7 @@ BAD = {
     "image size that does not divide": ([SMOKE, "--config.dataset.image_size=7"], ["7", "8x8"]),
     "no blocks": ([SMOKE, "--config.model.stage_sizes=(0,)"], ["stage_sizes=(0,)"]),
     "half a block": ([SMOKE, "--config.model.stage_sizes=(1.5,)"], ["stage_sizes=(1.5,)"]),
-    "not a number": ([SMOKE, "--config.dataset.crop_area_min=nan"], ["crop_area_min=nan"]),
+    "not a number": ([SMOKE, "--config.dataset.cache_limit_gib=nan"], ["cache_limit_gib=nan"]),
     "no Python in the file": (["--config=README.md"], ["--config"]),
     "no field name": ([SMOKE, "--config.=3"], ["--config"]),
     "space for '='": (

@@ -177,13 +177,65 @@ def corrupt_dir(tmp_path_factory):
     return directory
 
 
-def test_corrupt_images_are_named(corrupt_dir):
-    with one_line_error("corrupt example", ".JPEG", "prepare the data set again") as error:
-        train(corrupt_dir)
+@pytest.mark.parametrize("cache", ["none", "decoded"])
+def test_corrupt_images_are_named(corrupt_dir, cache):
+    with one_line_error("corrupt example", "dataset.on_corrupt=skip", ".JPEG") as error:
+        train(corrupt_dir, cache=cache)
     named = set(re.findall(r"n\d+_\d+.JPEG", str(error.value)))
     assert named <= {CORRUPT, PNG}
     if PNG in named:
         assert "a PNG, not a JPEG" in str(error.value)
+
+
+def test_a_skipped_image_is_replaced_by_a_neighbour_and_nothing_else_moves(
+    corrupt_dir, imagenet_dir, caplog
+):
+    skipped = train(corrupt_dir, on_corrupt="skip", n_batches=6)
+    assert f"{PNG} (imagenet2012-train.tfrecord-00000-of-00001__" in caplog.text
+    assert "a PNG, not a JPEG" in caplog.text
+    assert f"{CORRUPT} (imagenet2012-train" in caplog.text
+    assert "2 corrupt examples are skipped" in caplog.text
+    intact = train(imagenet_dir, n_batches=6)
+    differ = [
+        (step, i)
+        for step in range(6)
+        for i in range(14)
+        if (skipped[step]["image"][0, i] != intact[step]["image"][0, i]).any()
+    ]
+    assert len(differ) == 2 * 2  # two images, two epochs of 42
+    for step, i in differ:
+        others = skipped[step]["image"][0, [k for k in range(14) if k != i]]
+        assert (skipped[step]["image"][0, i] == others).all(axis=(1, 2, 3)).any()
+    for one, other in zip(
+        train(corrupt_dir, on_corrupt="skip", first_step=2, n_batches=4), skipped[2:], strict=True
+    ):
+        np.testing.assert_array_equal(one["image"], other["image"])
+
+
+@pytest.mark.parametrize("cache", ["none", "decoded"])
+def test_a_truncated_image_is_skipped_alike_from_any_start(mlperf_dir, tmp_path, cache):
+    """A crop above the cut can be decoded; the whole image cannot."""
+    images = miniature.train_images()
+    del images[miniature.PNG_IN_DISGUISE]
+    for name in ("intact", "cut"):
+        directory = tmp_path / name
+        shutil.copytree(mlperf_dir, directory, ignore=shutil.ignore_patterns("train*", ".*"))
+        labelled = [(file, jpeg, 1 + (file == CORRUPT)) for file, jpeg in images.items()]
+        miniature.write_mlperf(directory, "train", labelled, [41])
+        images[CORRUPT] = images[CORRUPT][: len(images[CORRUPT]) * 24 // 25]
+    intact = train(tmp_path / "intact", cache=cache, n_batches=30)
+    cut = train(tmp_path / "cut", cache=cache, on_corrupt="skip", n_batches=30)
+    shown = kept = 0
+    for one, other in zip(intact, cut, strict=True):
+        shown += one["label"].sum()  # 1 where it is the image
+        kept += other["label"].sum()
+        same = one["label"] == other["label"]
+        np.testing.assert_array_equal(one["image"][same], other["image"][same])
+    assert 0 < kept < shown if cache == "none" else kept == 0 < shown
+    for start in range(1, 30, 4):
+        again = train(tmp_path / "cut", start, 30 - start, cache=cache, on_corrupt="skip")
+        for one, other in zip(again, cut[start:], strict=True):
+            np.testing.assert_array_equal(one["image"], other["image"])
 
 
 def test_a_corrupt_evaluation_image_is_named(mlperf_dir, tmp_path):

@@ -57,6 +57,18 @@ def test_a_start_at_any_step_gives_the_same_batches(imagenet_dir, whole, step):
     assert_same(train(imagenet_dir, step, 6 - step), whole[step:])
 
 
+def test_caching_jpegs_changes_no_bit(imagenet_dir, whole):
+    assert_same(train(imagenet_dir, cache="jpeg"), whole)
+
+
+def test_caching_decoded_images_changes_only_the_rims_of_crops(imagenet_dir, whole):
+    # libjpeg interpolates chroma at the rim of a crop from the pixels that it has decoded
+    for one, other in zip(train(imagenet_dir, cache="decoded"), whole, strict=True):
+        np.testing.assert_array_equal(one["label"], other["label"])
+        np.testing.assert_array_equal(one["flip"], other["flip"])
+        assert np.abs(one["image"].astype(int) - other["image"]).mean() < 0.2
+
+
 def test_every_epoch_has_every_example_once_in_a_new_order(imagenet_dir):
     shown = [
         (int(example["epoch"]), example["id"].numpy().split()[0].decode())
@@ -103,11 +115,16 @@ def test_labels_belong_to_their_images(imagenet_dir):
         assert int(example["label"]) == miniature.CLASSES[name.split("_")[0]]
 
 
-def test_evaluation_has_every_central_crop_once(imagenet_dir):
+@pytest.mark.parametrize("cache", ["none", "jpeg"])
+def test_evaluation_has_every_central_crop_once(imagenet_dir, cache):
     evaluation = input_pipeline.eval_batches(
-        options(imagenet_dir), device_batch_size=2, host_index=0, n_hosts=1, n_local_devices=2
+        options(imagenet_dir, cache=cache),
+        device_batch_size=2,
+        host_index=0,
+        n_hosts=1,
+        n_local_devices=2,
     )
-    for _ in range(2):
+    for _ in range(2):  # the second time from the cache
         batches = list(evaluation)
         mask = np.concatenate([batch["mask"].ravel() for batch in batches])
         images = np.concatenate([batch["image"].reshape(-1, 24, 24, 3) for batch in batches])[mask]
@@ -125,6 +142,22 @@ def central_mean(jpeg):
     y, x = ((length - side + 1) // 2 for length in image.shape[:2])
     square = Image.fromarray(image[y : y + side, x : x + side].astype(np.uint8))
     return np.asarray(square.resize((24, 24), Image.Resampling.BILINEAR), np.float64).mean()
+
+
+@pytest.mark.parametrize(("image_dtype", "value_bytes"), [("uint8", 1), ("bfloat16", 2)])
+def test_a_cache_needs_the_files_and_evaluation_images(mlperf_dir, image_dtype, value_bytes):
+    """Two hosts: half of the files, and six of eleven images at their final size."""
+    n_bytes = sum(file.stat().st_size for file in mlperf_dir.glob("train-*"))
+    limit_gib = (n_bytes * 20 / 41 + 6 * 24 * 24 * 3 * value_bytes) / 2**30
+    kept = {"host": (0, 2), "n_batches": 1, "cache": "jpeg", "image_dtype": image_dtype}
+    train(mlperf_dir, cache_limit_gib=limit_gib * 1.001, **kept)
+    with pytest.raises(ValueError, match="needs"):
+        train(mlperf_dir, cache_limit_gib=limit_gib * 0.999, **kept)
+
+
+def test_a_cache_beyond_its_limit_is_refused_before_the_start(imagenet_dir):
+    with pytest.raises(ValueError, match=r"dataset.cache=decoded: needs .* GiB on this host"):
+        train(imagenet_dir, cache="decoded", cache_limit_gib=1e-6)
 
 
 def test_the_shuffle_buffer_is_limited_to_the_shard(imagenet_dir, whole):
