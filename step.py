@@ -1,11 +1,11 @@
-"""The training step: pure per-device functions, the state, its placement, and the one pmap line.
+"""The training step: pure per-device functions, the training state, and its placement.
 
-`train_step(state, batch)` and `eval_step(state, batch)` know no config, flags, files or
-TensorFlow. `over_devices` and `evaluate_over_devices` put them on this process's devices, in
-train.py, in the tests and in the ahead-of-time compiles alike.
+`train_step(state, batch)` and `eval_step(state, batch)` do not depend on config, flags, files or
+TensorFlow. `over_devices` and `evaluate_over_devices` map them over the devices of this process, in
+train.py, in the tests and in ahead-of-time compilation.
 
-A step is numbered by the updates completed before it: the update that takes `state.step` from s to
-s + 1 uses batch s and the learning rate schedule(s).
+The number of a step is the number of updates completed before it: the update that takes
+`state.step` from s to s + 1 uses batch s and the learning rate schedule(s).
 """
 
 from collections.abc import Callable, Mapping
@@ -32,14 +32,14 @@ Batch = Mapping[str, jax.Array]
 
 @struct.dataclass
 class TrainState:
-    """What a run consists of between two steps.
+    """The state of a run between two steps.
 
     Attributes:
-      step: int32 scalar, completed updates (skipped ones included).
-      params, batch_stats: of the model, float32.
-      opt_state: of the optimizer, without its sharded part.
-      sharded: the part of the optimizer's state that is sharded over devices: leaves
-        [devices, k, ...]; {} for most optimizers.
+      step: int32 scalar, the number of completed updates, skipped ones included.
+      params, batch_stats: variables of the model, float32.
+      opt_state: state of the optimizer without its sharded part.
+      sharded: part of the optimizer's state that is sharded over devices, with leaves
+        [devices, k, ...]. It is {} for most optimizers.
     """
 
     step: Any
@@ -62,7 +62,7 @@ def initial_state(
     image_shape: tuple[int, int, int],
     key: jax.Array,
 ) -> TrainState:
-    """The canonical state before the first update; to be jitted, or traced for its shapes."""
+    """Returns the canonical state before the first update. Jit it, or trace it for shapes."""
     variables = model.init(key, jnp.zeros((1, *image_shape), jnp.float32), train=False)
     params = variables["params"]
     return TrainState(
@@ -80,22 +80,21 @@ def init_state(
     image_shape: tuple[int, int, int],
     seed: int,
 ) -> TrainState:
-    """The canonical state before the first update, on the host's default device.
+    """Returns the canonical state before the first update, on the default device of the host.
 
-    The same seed gives the same parameters on every host. `opt_state` is canonical; `place` splits
-    it over the devices.
+    Equal seeds give equal parameters on every host. `place` shards the state over the devices.
     """
-    # The optimizer's part apart: it is quick, and differs where only a hyperparameter does.
-    begun = _compiled_initial_state(model, image_shape)(jax.random.key(seed))
-    return replace(begun, opt_state=jax.jit(tx.init)(begun.params))
+    # The optimizer's state is separate: it compiles fast, and depends on the hyperparameters.
+    state = _compiled_initial_state(model, image_shape)(jax.random.key(seed))
+    return replace(state, opt_state=jax.jit(tx.init)(state.params))
 
 
-@lru_cache(maxsize=4)  # a worker's runs differ in the seed alone
+@lru_cache(maxsize=4)  # the runs of a sweep's worker differ mostly in the seed
 def _compiled_initial_state(
     model: nn.Module, image_shape: tuple[int, int, int]
 ) -> Callable[[jax.Array], TrainState]:
-    # Threefry and erf_inv, unrolled for every leaf, take LLVM five times as long to optimise as
-    # they are worth here; level 1 gives the same bits.
+    # LLVM spends most of its time on Threefry and erf_inv, which are unrolled for every leaf.
+    # Optimization level 1 gives the same bits and compiles faster.
     build = partial(initial_state, model, optax.identity(), image_shape)
     options: dict[str, str | bool] = {"xla_backend_optimization_level": "1"}
     return jax.jit(build).lower(jax.random.key(0)).compile(options)
@@ -104,15 +103,16 @@ def _compiled_initial_state(
 def state_shapes(
     model: nn.Module, tx: optax.GradientTransformation, image_shape: tuple[int, int, int]
 ) -> TrainState:
-    """`init_state` as jax.ShapeDtypeStruct: nothing is computed."""
+    """Returns the jax.ShapeDtypeStructs of `init_state` without computing it."""
     return jax.eval_shape(partial(initial_state, model, tx, image_shape), jax.random.key(0))
 
 
 def place(canonical: TrainState) -> TrainState:
-    """Puts a canonical state on this process's devices, each with its share of the sharded rows.
+    """Places a canonical state on the devices of this process, and shards it over them.
 
-    Everything goes through numpy, whose memory is never donated: two leaves may be one array, and
-    `canonical` outlives the step. All steps meet the same placement (one compilation).
+    All leaves are copied through numpy, whose memory is never donated, so that `canonical` outlives
+    the step and two leaves may share an array. All steps get the same placement, so that the step
+    compiles once.
     """
     devices = jax.local_devices()
     mesh = Mesh(np.array(devices), (AXIS,))
@@ -132,28 +132,31 @@ def place(canonical: TrainState) -> TrainState:
 
 
 def normalise(image: jax.Array, flip: jax.Array, mean: Any, std: Any) -> jax.Array:
-    """uint8 [b, h, w, c] -> float32, mirrored where `flip` [b], in units of std around mean."""
+    """Returns (image - mean) / std in float32 for uint8 [b, h, w, c], mirrored where `flip` [b]."""
     image = jnp.where(flip[:, None, None, None], image[:, :, ::-1], image)
     return (image.astype(jnp.float32) - jnp.asarray(mean)) / jnp.asarray(std)
 
 
 def cross_entropy(logits: jax.Array, label: jax.Array, label_smoothing: float) -> jax.Array:
-    """Loss per example [b] against y (1 - a) + a / K (V07/V10; float32 after log_softmax)."""
+    """Returns the loss per example [b] for targets y (1 - a) + a / K.
+
+    As in V07 and V10, log_softmax has the dtype of the logits, and the rest is float32.
+    """
     log_probs = jax.nn.log_softmax(logits).astype(jnp.float32)
     hit = jnp.take_along_axis(log_probs, label[:, None], axis=-1)[:, 0]
     return -((1 - label_smoothing) * hit + label_smoothing * log_probs.mean(-1))
 
 
 def all_finite(tree: Any) -> jax.Array:
-    """Whether every element of every leaf is finite: a bool scalar."""
+    """Returns whether all elements of all leaves are finite, as a bool scalar."""
     return jnp.all(jnp.array([jnp.isfinite(x).all() for x in jax.tree.leaves(tree)]))
 
 
 def keep_unless(ok: jax.Array, new: Any, old: Any) -> Any:
-    """`new` where ok, else `old`; integer leaves always advance.
+    """Returns `new` if ok, else `old` with the integer leaves of `new`.
 
-    The integers of an optimizer's state are counts of steps: were they held back, the schedule
-    would no longer be that of `state.step`.
+    The integers of an optimizer's state count steps. They always advance, so that its schedule
+    remains aligned with `state.step`.
     """
 
     def choose(n: jax.Array, o: jax.Array) -> jax.Array:
@@ -165,10 +168,13 @@ def keep_unless(ok: jax.Array, new: Any, old: Any) -> Any:
 def over_micro_batches(
     compute: Callable[[Batch], tuple[Any, Any]], batch: Batch, n: int, zeros: Any
 ) -> tuple[Any, Any]:
-    """Cuts [b, ...] into n times [b / n, ...], one after another in a loop that compiles once.
+    """Calls `compute` on n micro-batches [b / n, ...] of a batch [b, ...], in a loop.
 
-    Returns the sum of `compute`'s first results, which have the structure of `zeros`, and the
-    second ones stacked [n, ...].
+    The loop compiles once.
+
+    Returns:
+      The sum of the first results of `compute`, which have the structure of `zeros`, and its second
+      results, stacked [n, ...].
     """
     if n == 1:
         result, part = compute(batch)
@@ -194,20 +200,21 @@ def make_train_step(
 ) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]:
     """Returns the per-device step (state, batch) -> (state, metrics) over axis `batch`.
 
-    Gradients, metrics and running statistics are averaged over the micro-batches and the devices:
-    k micro-batches on each of N devices are one update of k N devices. An update whose averaged
-    gradient is not finite changes nothing but the counts, and is reported as skipped.
+    Gradients, metrics and running statistics are averaged over micro-batches and devices, so that k
+    micro-batches on each of N devices are equivalent to k N devices. If the averaged gradient is
+    not finite, the update is skipped: only counts change, and the metrics report it.
 
     Args:
       label_smoothing: weight of the uniform distribution over classes, a fraction.
-      mean, std: per channel, in pixel units 0..255.
-      accumulation_steps: micro-batches, one after another, into which a device's batch is cut;
-        activations are held for one of them.
-      pooled_decay: of the model's batch normalisation, see `average_statistics`.
+      mean, std: one value per channel, in pixel units 0..255.
+      accumulation_steps: number of micro-batches per device batch. Memory for activations is needed
+        for one micro-batch only.
+      pooled_decay: decay of the model's BatchNorm if its variance is pooled, see
+        `average_statistics`.
     """
 
     def gradients(state: TrainState, batch: Batch) -> tuple[Any, Any]:
-        """Returns a micro-batch's share of (grads, loss, accuracy), and the running statistics."""
+        """Returns a micro-batch's share of (grads, loss, accuracy), and its running statistics."""
         image = normalise(batch["image"], batch["flip"], mean, std)
 
         def loss_fn(params: Any) -> tuple[jax.Array, Any]:
@@ -217,9 +224,8 @@ def make_train_step(
                 train=True,
                 mutable=["batch_stats"],
             )
-            # The gradients are summed over micro-batches and devices. A mean would be a division
-            # of its own, which reads and writes all of them; scaling the loss costs nothing, and
-            # is exact for powers of two.
+            # Scaling the loss turns the later sum of gradients into a mean. It costs nothing and is
+            # exact for powers of two, while dividing the gradients would read and write them all.
             share = 1 / (accumulation_steps * jax.lax.axis_size(AXIS))
             loss = cross_entropy(logits, batch["label"], label_smoothing).mean() * share
             accuracy = (logits.argmax(-1) == batch["label"]).mean() * share
@@ -261,8 +267,8 @@ def make_eval_step(
 ) -> Callable[[TrainState, Batch], dict[str, jax.Array]]:
     """Returns the per-device step (state, batch) -> sums over the unmasked examples of all devices.
 
-    n_correct and n_seen are int32 (float32 stops counting at 2^24), loss_sum is float32 without
-    label smoothing.
+    The sums n_correct and n_seen are int32, because float32 cannot count beyond 2^24. loss_sum is
+    float32, without label smoothing.
     """
 
     def eval_step(state: TrainState, batch: Batch) -> dict[str, jax.Array]:

@@ -17,7 +17,7 @@ import numpy as np
 import optax
 
 import optim
-from input_pipeline.digits import builder
+from input_pipeline import digits
 
 RATES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 WIDTHS = (64, 128, 128, 10)
@@ -40,7 +40,7 @@ def logits(params: list[Any], x: jax.Array) -> jax.Array:
 
 
 def accuracy(make: Callable[..., optax.GradientTransformation], rate: jax.Array) -> jax.Array:
-    images, labels = builder.read_csv()
+    images, labels = digits.read_csv()
     x = jnp.asarray(images.reshape(len(images), -1) / 255 - 0.5, jnp.float32)
     y = jnp.asarray(labels, jnp.int32)
     r = np.random.default_rng(0)

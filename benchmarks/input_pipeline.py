@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import photographs
-from input_pipeline import options, prepare, preprocess, spec, stream
+from input_pipeline import dataset, prepare, stream
 from input_pipeline.host import map_in_order, n_cores, tensorflow
 
 BATCH = 50
@@ -50,9 +50,9 @@ def flax_train(example: dict) -> dict:
 def stateful(example: dict) -> dict:
     """Ours, but for the random numbers, which depend on what was drawn before."""
     shape = tensorflow().io.extract_jpeg_shape(example["jpeg"])
-    window = _stateful_window(shape, preprocess.ASPECT_RATIO, 0.05)
-    image = preprocess.decode_window(example["jpeg"], window)
-    resized = preprocess.resize(image, 224, "uint8")
+    window = _stateful_window(shape, stream.ASPECT_RATIO, 0.05)
+    image = stream.decode_window(example["jpeg"], window)
+    resized = stream.resize(image, 224, "uint8")
     return {"image": resized, "label": example["label"]}
 
 
@@ -73,7 +73,7 @@ def _stateful_window(shape, aspect_ratio: tuple[float, float], area_min: float):
 def flax_eval(example: dict) -> dict:
     """The evaluation of the same form."""
     tf = tensorflow()
-    window = preprocess.eval_window(tf.io.extract_jpeg_shape(example["jpeg"]), 224)
+    window = stream.eval_window(tf.io.extract_jpeg_shape(example["jpeg"]), 224)
     image = tf.io.decode_and_crop_jpeg(example["jpeg"], window, channels=3)
     image = tf.image.resize([image], [224, 224], method="bicubic")[0]
     return {"image": _normalised(image), "label": example["label"]}
@@ -81,7 +81,7 @@ def flax_eval(example: dict) -> dict:
 
 def _normalised(image):
     tf = tensorflow()
-    known = spec.KNOWN["imagenet2012"]
+    known = dataset.KNOWN["imagenet2012"]
     image -= tf.constant(known.mean, shape=[1, 1, 3], dtype=tf.float32)
     image /= tf.constant(known.std, shape=[1, 1, 3], dtype=tf.float32)
     return tf.image.convert_image_dtype(image, tf.float32)
@@ -91,8 +91,8 @@ def crop_and_decode(example: dict) -> dict:
     """The floor: draw the window, decode it, nothing else."""
     tf = tensorflow()
     key = tf.stack([tf.constant(0, tf.int64), example["index"]])
-    window = preprocess.train_window(tf.io.extract_jpeg_shape(example["jpeg"]), key, 0.05)
-    return {"image": preprocess.decode_window(example["jpeg"], window)}
+    window = stream.train_window(tf.io.extract_jpeg_shape(example["jpeg"]), key, 0.05)
+    return {"image": stream.decode_window(example["jpeg"], window)}
 
 
 def map_only(jpegs: list[bytes]) -> dict[str, Callable[[], Any]]:
@@ -103,16 +103,15 @@ def map_only(jpegs: list[bytes]) -> dict[str, Callable[[], Any]]:
     encoded = tf.data.Dataset.from_tensor_slices(
         {"jpeg": jpegs, "index": numbers, "label": numbers, "epoch": np.zeros(n_images, np.int64)}
     ).cache()
-    chosen = options.Options("imagenet2012", "none")
+    chosen = dataset.Options("imagenet2012", "none")
     ours = stream.train_image(chosen, 0, 224)
-    images = map_in_order(encoded, stream.decoded).cache()
     unordered = encoded.map(stateful, num_parallel_calls=n_cores(), deterministic=False)
     mapped = {
         "crop and decode": map_in_order(encoded, crop_and_decode),
         "flax": map_in_order(encoded, flax_train),
         "ours": map_in_order(encoded, ours),
         "ours, stateful and unordered": unordered,
-        "decoded cache": map_in_order(images, ours),
+        "decoded cache": map_in_order(map_in_order(encoded, stream.decoded).cache(), ours),
         "flax, evaluation": map_in_order(encoded, flax_eval),
         "ours, evaluation": map_in_order(encoded, stream.eval_image(chosen, 224)),
     }
@@ -131,8 +130,8 @@ def end_to_end(data_dir: str, n_images: int) -> dict[str, Callable[[], Any]]:
     import tensorflow_datasets as tfds
 
     found = prepare.ensure("imagenet2012", data_dir)
-    chosen = options.Options("imagenet2012", data_dir)
-    ordered = stream.ordered(found, chosen, 0, (0, n_images), 0, []).take(n_images)
+    chosen = dataset.Options("imagenet2012", data_dir)
+    ordered = stream.ordered(found, chosen, 0, (0, n_images), 0).take(n_images)
     ours = stream.batched(ordered, stream.train_image(chosen, 0, 224), BATCH)
 
     examples = tfds.builder("imagenet2012", data_dir=data_dir).as_dataset(

@@ -1,5 +1,6 @@
-"""From command-line arguments to a recipe's config, with one clear message for each mistake."""
+"""Parses command-line arguments into a config, with a one-line error for each mistake."""
 
+import difflib
 import pathlib
 import re
 import sys
@@ -8,26 +9,28 @@ from collections.abc import Sequence
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
+from configs import base
 from errors import UserError
 
 FOLDER = pathlib.Path(__file__).parent
-NEEDS = {  # where absl says nothing itself
+NEEDS = {  # types for which absl has no help text
     "bool": "True or False",
-    "tuple": "a tuple, as (2, 2)",
+    "tuple": "a tuple such as (2, 2)",
 }
-NOT_RECIPES = {"__init__", "base", "command_line", "plan", "search"}
+SIMILAR = 0.6  # difflib's ratio above which a field is suggested
 
 
 def optimizers() -> list[str]:
-    """The optimizers that have a recipe file here."""
-    return sorted(p.stem for p in FOLDER.glob("*.py") if p.stem not in NOT_RECIPES)
+    """Returns the names of the recipe files in configs/, yours included."""
+    is_recipe = re.compile(r"^def get_config\(", re.MULTILINE).search
+    return sorted(p.stem for p in FOLDER.glob("*.py") if is_recipe(p.read_text("utf-8")))
 
 
 def recipe_path(recipe: str) -> str:
-    """'lars:digits' -> the value of --config for it.
+    """Returns the value of --config for a recipe such as "lars:digits".
 
     Raises:
-      UserError: no file for that optimizer; the message lists those there are.
+      UserError: the optimizer has no recipe file. The message lists the valid names.
     """
     optimizer, _, variant = recipe.partition(":")
     if optimizer not in optimizers():
@@ -43,7 +46,7 @@ def define_config_flag(flag_values: flags.FlagValues, argv: Sequence[str] | None
     config_flags.DEFINE_config_file(
         "config",
         None,
-        "Recipe file and variant, as configs/shampoo.py:readme; any field is overridden by "
+        "Recipe file and variant, such as configs/shampoo.py:readme. Override any field with "
         "--config.FIELD=VALUE.",
         flag_values=flag_values,
         sys_argv=None if argv is None else list(argv),
@@ -51,7 +54,7 @@ def define_config_flag(flag_values: flags.FlagValues, argv: Sequence[str] | None
 
 
 def joined(argv: Sequence[str]) -> list[str]:
-    """`--config FILE` as `--config=FILE`."""
+    """Returns the arguments with `--config FILE` written as `--config=FILE`."""
     result: list[str] = []
     for argument in argv:
         if result and result[-1] == "--config":
@@ -65,13 +68,13 @@ def parse(argv: Sequence[str], flag_values: flags.FlagValues) -> ConfigDict:
     """Parses argv (program name first) and returns the config with its overrides.
 
     Raises:
-      UserError: one message that names the argument, the rule and what is known.
+      UserError: an argument is wrong. The message names it and the valid values.
     """
-    sys.modules.pop("config_config", None)  # else ml_collections runs the file in the last one's
+    sys.modules.pop("config_config", None)  # else ml_collections reuses the module of the last file
     try:
         remaining = flag_values(list(argv))
         config = flag_values["config"].value
-    except AttributeError as e:
+    except (AttributeError, KeyError) as e:
         if "config_config" in str(e) and "get_config" in str(e):
             raise UserError(
                 "--config: the file has no function get_config; see configs/lars.py"
@@ -79,26 +82,26 @@ def parse(argv: Sequence[str], flag_values: flags.FlagValues) -> ConfigDict:
         raise UserError(_unknown_field(argv) or f"--config: {_root_message(e)}") from e
     except flags.IllegalFlagValueError as e:
         raise UserError(_wrong_type(flag_values, e) or f"--config: {_root_message(e)}") from e
-    except Exception as e:  # a recipe is a program: anything can go wrong in it
+    except Exception as e:  # a recipe is a program and can raise anything
         raise UserError(f"--config: {_root_message(e)}") from e
     if config is None:
         raise UserError(
-            "--config: missing; give a recipe file, as --config=configs/shampoo.py:readme"
+            "--config: missing; give a recipe file, such as --config=configs/shampoo.py:readme"
         )
     try:
-        config.recipe  # a file that failed to load raises here  # noqa: B018
+        config.recipe  # raises if the file failed to load  # noqa: B018
     except OSError as e:
         raise UserError(_unloadable(argv, e)) from e
     if remaining[1:]:
-        raise UserError(f"argument {remaining[1]}: not understood; options begin with --")
+        raise UserError(f"argument {remaining[1]}: not understood; options start with --")
     return config
 
 
 def load(recipe: str, overrides: Sequence[str] = ()) -> ConfigDict:
-    """The config of a recipe such as 'lars:digits', with overrides such as '--config.seed=3'.
+    """Returns the config of a recipe such as "lars:digits", with overrides ("--config.seed=3").
 
     Raises:
-      UserError: as `parse`.
+      UserError: see `parse`.
     """
     argv = ["config", f"--config={recipe_path(recipe)}", *overrides]
     flag_values = flags.FlagValues()
@@ -107,7 +110,7 @@ def load(recipe: str, overrides: Sequence[str] = ()) -> ConfigDict:
 
 
 def _root_message(error: BaseException) -> str:
-    """The message of a recipe's own UserError, if one lies beneath; else the flag's, in a line."""
+    """Returns the message of a recipe's UserError that caused `error`, else its own on one line."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, UserError) and str(cause).startswith("variant="):
@@ -117,38 +120,58 @@ def _root_message(error: BaseException) -> str:
 
 
 def _wrong_type(flag_values: flags.FlagValues, error: Exception) -> str | None:
-    """What a flag needs whose value cannot be read; None where the error is the recipe's own."""
-    found = re.match(r"flag --(\S+?)=(.*?): ", str(error))
-    if not found or found[1] == "config" or found[1] not in flag_values:
+    """Returns the message for a value of the wrong type, or None if the recipe raised the error."""
+    match = re.match(r"flag --(\S+?)=(.*?): ", str(error))
+    if not match or match[1] == "config" or match[1] not in flag_values:
         return None
-    parser = flag_values[found[1]].parser
+    parser = flag_values[match[1]].parser
     kind = parser.syntactic_help or NEEDS.get(parser.flag_type())
-    return f"--{found[1]}={found[2]}: needs {kind}" if kind else None
+    return f"--{match[1]}={match[2]}: needs {kind}" if kind else None
 
 
 def _unloadable(argv: Sequence[str], error: OSError) -> str:
     path = next((a.partition("=")[2] for a in argv if a.startswith("--config=")), "")
-    known = ", ".join(f"configs/{name}.py" for name in optimizers())
+    names = ", ".join(f"configs/{name}.py" for name in optimizers())
     missing = not pathlib.Path(path.partition(":")[0]).is_file()
-    return f"--config={path}: {'no such file' if missing else error.__cause__}; known: {known}"
+    return f"--config={path}: {'no such file' if missing else error.__cause__}; known: {names}"
 
 
 def _unknown_field(argv: Sequence[str]) -> str | None:
-    """Names the first override whose field the recipe lacks, with the fields that it has."""
+    """Returns the message for the first override of a field that the recipe does not have."""
     if not any(a.startswith("--config.") for a in argv):
         return None
-    alone = [argv[0], *(a for a in argv if a.startswith("--config="))]
+    without_overrides = [argv[0], *(a for a in argv if a.startswith("--config="))]
     flag_values = flags.FlagValues()
-    define_config_flag(flag_values, alone)
-    recipe = parse(alone, flag_values)
+    define_config_flag(flag_values, without_overrides)
+    recipe = parse(without_overrides, flag_values)
     for argument in argv:
         if not argument.startswith("--config."):
             continue
         path = argument.partition("=")[0].removeprefix("--config.")
-        section = recipe
+        section, prefix = recipe, ""
         for part in path.split("."):
             if not isinstance(section, ConfigDict) or part not in section:
-                known = ", ".join(section.keys()) if isinstance(section, ConfigDict) else "none"
-                return f"--config.{path}: there is no field {part}; known here: {known}"
-            section = section[part]
+                names = ", ".join(section.keys()) if isinstance(section, ConfigDict) else "none"
+                return (
+                    f"--config.{path}: no such field; {_suggestion(path, recipe)}"
+                    f"fields of config{prefix}: {names}"
+                )
+            section, prefix = section[part], f"{prefix}.{part}"
     return None
+
+
+def _suggestion(path: str, recipe: ConfigDict) -> str:
+    """Returns "did you mean ...? " with up to three fields whose name or last part is similar."""
+    names = {name: [name, name.rpartition(".")[2]] for name in base.flatten(recipe)}
+    last = path.rpartition(".")[2]
+    scores = {
+        name: max(
+            difflib.SequenceMatcher(None, given, form).ratio()
+            for form in forms
+            for given in (path, last)
+        )
+        for name, forms in names.items()
+    }
+    enough = max(SIMILAR, max(scores.values()) - 0.1)
+    nearest = sorted((n for n in scores if scores[n] >= enough), key=lambda name: -scores[name])
+    return f"did you mean {' or '.join(nearest[:3])}? " if nearest else ""

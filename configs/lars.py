@@ -11,11 +11,11 @@ from configs import base, search
 
 
 def mlperf_v07() -> ConfigDict:
-    """Every number from V07 train.py at 32768 <= batch < 65536, verified in that file."""
+    """Returns the v0.7 submission. All numbers are from V07 train.py at 32768 <= batch < 65536."""
     config = base.imagenet()
     config.mlperf_division = "closed"
     config.total_steps = 2512  # 64 epochs of 39.25 steps
-    config.dataset.crop_area_min = 0.08  # V07's decoded cache, its choice above 64 devices
+    config.dataset.crop_area_min = 0.08  # V07's decoded cache, which it uses above 64 devices
     config.optimizer.momentum = 0.929
     config.optimizer.weight_decay = 1e-4
     config.optimizer.trust_coefficient = 0.001
@@ -38,23 +38,23 @@ def _proxy(
 
 
 def digits() -> ConfigDict:
-    """As the study chose: results/digits/trials.json."""
+    """Returns the best trial of the study, see results/digits/trials.json."""
     return _proxy(base.digits(), peak=6.16, momentum=0.826, decay=1.26e-4, trust=0.0129)
 
 
 def fashion() -> ConfigDict:
-    """As the study chose: results/fashion/trials.json."""
+    """Returns the best trial of the study, see results/fashion/trials.json."""
     return _proxy(base.fashion(), peak=6.16, momentum=0.826, decay=1.26e-4, trust=0.0129)
 
 
 def smoke() -> ConfigDict:
-    """Twelve steps on digits, for which nothing was tuned."""
+    """Returns an untuned recipe of twelve steps on digits."""
     return _proxy(base.smoke(), peak=2.61, momentum=0.858, decay=2.2e-5, trust=0.0369)
 
 
 VARIANTS = {"mlperf_v07": mlperf_v07, "digits": digits, "fashion": fashion, "smoke": smoke}
 
-# Of the trials that tune the proxies.
+# Search space for tuning the proxies.
 SEARCH = {
     "schedule.peak_learning_rate": search.PEAK_LEARNING_RATE,
     "optimizer.momentum": search.MOMENTUM,
@@ -64,5 +64,5 @@ SEARCH = {
 
 
 def get_config(variant: str = "mlperf_v07") -> ConfigDict:
-    """Returns the recipe `lars:variant`; UserError lists the known variants."""
+    """Returns the recipe `lars:variant`. Raises UserError for an unknown variant."""
     return base.select("lars", VARIANTS, variant)

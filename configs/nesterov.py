@@ -11,11 +11,12 @@ from configs import base, search
 
 
 def nado() -> ConfigDict:
-    """The paper's Nesterov run. Its numbers are recollected, NOT read in the paper.
+    """Returns the paper's Nesterov run. Its numbers are from memory, NOT checked in the paper.
 
-    Peak 7.05, final 6e-6 and the two quadratic ramps are corroborated by AlgoPerf's first ImageNet
-    submission (commit 6d6d86ee); for warm-up (638 or 706.5) and decay end (2497 or 2512) the two
-    sources conflict. Semantics (schedule, momentum, L2 on kernels) are init2winit's @ 97523a8.
+    AlgoPerf's first ImageNet submission (commit 6d6d86ee) confirms the peak 7.05, the final rate
+    6e-6 and the two quadratic ramps. It has other values for the warm-up (706.5 instead of 638) and
+    the end of the decay (2512 instead of 2497). The semantics of schedule, momentum and L2 on
+    kernels are those of init2winit at 97523a8.
     """
     config = base.imagenet()
     config.total_steps = 2512
@@ -54,23 +55,23 @@ def _proxy(task: ConfigDict, peak: float, momentum: float, decay: float) -> Conf
 
 
 def digits() -> ConfigDict:
-    """As the study chose: results/digits/trials.json."""
+    """Returns the best trial of the study, see results/digits/trials.json."""
     return _proxy(base.digits(), peak=1.46, momentum=0.895, decay=1.38e-5)
 
 
 def fashion() -> ConfigDict:
-    """As the study chose: results/fashion/trials.json."""
+    """Returns the best trial of the study, see results/fashion/trials.json."""
     return _proxy(base.fashion(), peak=0.821, momentum=0.9662, decay=5.51e-4)
 
 
 def smoke() -> ConfigDict:
-    """Twelve steps on digits, for which nothing was tuned."""
+    """Returns an untuned recipe of twelve steps on digits."""
     return _proxy(base.smoke(), peak=0.2, momentum=0.9, decay=6.7e-5)
 
 
 VARIANTS = {"nado": nado, "digits": digits, "fashion": fashion, "smoke": smoke}
 
-# Of the trials that tune the proxies.
+# Search space for tuning the proxies.
 SEARCH = {
     "schedule.peak_learning_rate": search.PEAK_LEARNING_RATE,
     "optimizer.momentum": search.MOMENTUM,
@@ -79,5 +80,5 @@ SEARCH = {
 
 
 def get_config(variant: str = "nado") -> ConfigDict:
-    """Returns the recipe `nesterov:variant`; UserError lists the known variants."""
+    """Returns the recipe `nesterov:variant`. Raises UserError for an unknown variant."""
     return base.select("nesterov", VARIANTS, variant)

@@ -1,13 +1,13 @@
-"""What follows from a recipe: checks of its values, and the one place where lengths are derived."""
+"""Validates a config, and derives the lengths and batch sizes of a run from it."""
 
 import dataclasses
 import math
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 from ml_collections import ConfigDict
 
+from configs import base
 from errors import UserError
 
 COUNT = "needs an integer of at least 1"
@@ -17,10 +17,10 @@ RUNNING_VARIANCES = ("mean_of_groups", "pooled")
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """A run's lengths and shares, all derived.
+    """The derived lengths and batch sizes of a run.
 
-    A data epoch is one pass over the training examples; the stream straddles its boundary. (The
-    submissions' "epoch" is another thing: a quarter of the loop of ceil(4 n / batch) steps.)
+    A data epoch is one pass over the training examples, and batches may straddle its boundary. The
+    "epoch" of the submissions is different: a quarter of their loop of ceil(4 n / batch) steps.
     """
 
     n_train_examples: int
@@ -45,24 +45,17 @@ class Plan:
 
 
 def validate(config: ConfigDict) -> None:
-    """Checks everything that needs neither data nor devices.
+    """Checks everything in a config that needs neither data nor devices.
 
     Raises:
       UserError: "field=value: the rule; the remedy", for the first field that breaks a rule.
     """
-    for field, value in _floats(config):
-        _check(config, field, math.isfinite(value), "must be finite")
+    for field, value in base.flatten(config).items():
+        finite = not isinstance(value, float) or math.isfinite(value)
+        _check(config, field, finite, "must be finite")
     _check_run(config)
     _check_model(config)
     _check_optimizer(config)
-
-
-def _floats(config: ConfigDict, section: str = "") -> Iterator[tuple[str, float]]:
-    for name, value in config.items():
-        if isinstance(value, ConfigDict):
-            yield from _floats(value, f"{section}{name}.")
-        elif isinstance(value, float):
-            yield f"{section}{name}", value
 
 
 def _check(config: ConfigDict, field: str, ok: Any, rule: str) -> None:
@@ -78,7 +71,7 @@ def _is_count(value: Any) -> bool:
 
 
 def _check_run(config: ConfigDict) -> None:
-    """Seed, counts and cadences, target and loss."""
+    """Checks the seed, counts, intervals, target and loss."""
     check = partial(_check, config)
     seed = config.seed
     check(
@@ -100,8 +93,8 @@ def _check_run(config: ConfigDict) -> None:
     every = config.checkpoint_every_steps
     check("checkpoint_every_steps", isinstance(every, int) and every >= 0, "needs 0 or a count")
     check("checkpoint_every_minutes", config.checkpoint_every_minutes >= 0, "must not be negative")
-    known = ("record", "stop_sweep")
-    check("on_divergence", config.on_divergence in known, f"known: {', '.join(known)}")
+    policies = ("record", "stop_sweep")
+    check("on_divergence", config.on_divergence in policies, f"known: {', '.join(policies)}")
     check("mlperf_division", config.mlperf_division in ("open", "closed"), "known: open, closed")
     check(
         "target_accuracy",
@@ -119,7 +112,7 @@ def _check_model(config: ConfigDict) -> None:
     check(
         "model.stage_sizes",
         isinstance(sizes, tuple) and sizes and all(type(n) is int and n >= 1 for n in sizes),
-        "needs a tuple of block counts, each an integer of at least 1, as (3, 4, 6, 3)",
+        "needs a tuple of block counts, each an integer of at least 1, such as (3, 4, 6, 3)",
     )
     check("model.bn_span", model.bn_span >= 1, "needs a number of examples, at least 1")
     check("model.bn_decay", 0 <= model.bn_decay < 1, "needs a fraction from 0 to below 1")
@@ -134,15 +127,15 @@ def _check_model(config: ConfigDict) -> None:
         "model.stem_space_to_depth",
         not model.stem_space_to_depth
         or ((model.stem_kernel_size, model.stem_stride) == (7, 2) and not (side and side % 2)),
-        "is for model.stem_kernel_size=7, model.stem_stride=2 and an even dataset.image_size; "
-        "leave it False with another stem",
+        "needs model.stem_kernel_size=7, model.stem_stride=2 and an even dataset.image_size; "
+        "leave it False for other stems",
     )
     for field in ("compute_dtype", "logits_dtype"):
         check(f"model.{field}", model[field] in DTYPES, f"known: {', '.join(DTYPES)}")
 
 
 def _check_optimizer(config: ConfigDict) -> None:
-    """The optimizer's fractions and decay, and its schedule."""
+    """Checks the optimizer's fractions and weight decay, and the schedule."""
     check, schedule = partial(_check, config), config.schedule
     for field, value in schedule.items():
         check(f"schedule.{field}", 0 <= value < math.inf, "must be finite and not negative")
@@ -150,7 +143,7 @@ def _check_optimizer(config: ConfigDict) -> None:
     check(
         "schedule.warmup_steps",
         schedule.warmup_steps <= config.total_steps,
-        f"is longer than the run; it must not exceed total_steps={config.total_steps}",
+        f"must not exceed total_steps={config.total_steps}",
     )
     end = schedule.decay_end_step
     check(
@@ -171,7 +164,7 @@ def _check_optimizer(config: ConfigDict) -> None:
 def make_plan(
     config: ConfigDict, n_train_examples: int, n_eval_examples: int, n_devices: int, n_hosts: int
 ) -> Plan:
-    """Derives the lengths and shares of a validated config on the devices that are there.
+    """Derives the plan of a validated config for a number of devices and hosts.
 
     Raises:
       UserError: the batch does not divide over the devices, or the BN span does not fit it.
@@ -181,7 +174,7 @@ def make_plan(
         nearest = max(batch // n_devices, 1) * n_devices
         raise UserError(
             f"global_batch_size={batch}: is not a multiple of the {n_devices} devices; "
-            f"the nearest that is: {nearest}"
+            f"the nearest multiple is {nearest}"
         )
     device_batch = batch // n_devices
     micro_batches = config.gradient_accumulation_steps
@@ -190,25 +183,26 @@ def make_plan(
         fitting = max(k for k in below if device_batch % k == 0)
         raise UserError(
             f"gradient_accumulation_steps={micro_batches}: does not divide the device batch of "
-            f"{device_batch} ({batch} over {n_devices} devices); the nearest below that does: "
-            f"{fitting}"
+            f"{device_batch} ({batch} over {n_devices} devices); the next "
+            f"smaller divisor is {fitting}"
         )
     micro_batch = device_batch // micro_batches
     if micro_batches > 1 and micro_batch % span:
         raise UserError(
             f"model.bn_span={span}: does not divide the micro-batch of {micro_batch} "
-            f"({device_batch} a device in {micro_batches}); examples that share statistics must "
-            "meet in one micro-batch: take fewer gradient_accumulation_steps"
+            f"({device_batch} per device in {micro_batches} parts), but examples that share "
+            "statistics must be in one micro-batch; use fewer gradient_accumulation_steps"
         )
     if span % device_batch and device_batch % span:
         raise UserError(
             f"model.bn_span={span}: neither divides the device batch of {device_batch} "
-            f"({batch} over {n_devices} devices) nor is a multiple of it"
+            f"({batch} over {n_devices} devices) nor is a multiple of it; choose "
+            "another span or batch"
         )
     if span > device_batch and n_devices % (span // device_batch):
         raise UserError(
             f"model.bn_span={span}: needs groups of {span // device_batch} devices, "
-            f"which do not divide the {n_devices} devices; a smaller span or another batch does"
+            f"which do not divide the {n_devices} devices; choose a smaller span or another batch"
         )
     warmup = config.schedule.warmup_steps
     epoch_steps = n_train_examples / batch

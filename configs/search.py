@@ -1,6 +1,6 @@
-"""Where hyperparameter trials look: a recipe file's SEARCH = {"section.field": Range(...)}.
+"""Search spaces for hyperparameter trials: SEARCH = {"section.field": Range(...)} in recipe files.
 
-Every optimizer gets the same number of points; see `sweeps.trials`.
+Every optimizer gets the same number of trials, see `sweeps.trials`.
 """
 
 import dataclasses
@@ -14,12 +14,12 @@ SCALES = ("log", "complement", "decades")
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """An interval of positive numbers, searched evenly in the logarithm.
+    """An interval of positive numbers, sampled uniformly on a logarithmic scale.
 
     Attributes:
-      low, high: of the value; with scale `complement` of 1 - value.
-      scale: `log`; `complement`: log in 1 - value, for decay rates near 1; `decades`: powers of ten
-        only, for a number that is compiled into the program: few values, few compilations.
+      low, high: bounds of the value, or of 1 - value with the scale `complement`.
+      scale: `log`, `complement` (log in 1 - value, for decay rates near 1) or `decades` (powers of
+        ten only, for a number that is compiled into the program, to limit compilations).
     """
 
     low: float
@@ -34,7 +34,7 @@ class Range:
             )
 
     def at(self, share: float) -> float:
-        """The value at a share in [0, 1) of the interval, of three digits."""
+        """Returns the value at a fraction in [0, 1) of the interval, rounded to three digits."""
         low, high = math.log10(self.low), math.log10(self.high)
         if self.scale == "decades":
             n = round(high - low) + 1

@@ -1,9 +1,9 @@
-"""Distributed Shampoo's direction at LARS's layer scale: not the authors' method, never published.
+"""Distributed Shampoo's direction with LARS's layer-wise scale: an unpublished combination.
 
     python main.py --config=configs/shampoo_lars_scale.py:digits --workdir=DIR
 
-Shampoo's authors graft each layer's update to the norm of SGD's. Here it takes the norm that LARS
-gives it. Variants: digits, fashion.
+The authors of Shampoo rescale each layer's update to the norm of SGD's update. This recipe uses the
+norm of LARS's update instead. Variants: digits, fashion.
 """
 
 from ml_collections import ConfigDict
@@ -18,7 +18,7 @@ def _at_lars_scale(shampoo_config: ConfigDict, trust: float) -> ConfigDict:
 
 
 def digits() -> ConfigDict:
-    """Not tuned: Shampoo's of `shampoo:digits`, and what LARS has too as `lars:digits` has it."""
+    """Returns an untuned recipe: `shampoo:digits` with the hyperparameters of `lars:digits`."""
     scale = lars.digits()
     config = _at_lars_scale(shampoo.digits(), trust=scale.optimizer.trust_coefficient)
     config.optimizer.beta1 = scale.optimizer.momentum
@@ -28,7 +28,7 @@ def digits() -> ConfigDict:
 
 
 def fashion() -> ConfigDict:
-    """As the study chose: results/fashion/trials.json."""
+    """Returns the best trial of the study, see results/fashion/trials.json."""
     config = _at_lars_scale(shampoo.fashion(), trust=0.00315)
     config.optimizer.beta1 = 0.9366
     config.optimizer.beta2 = 0.784
@@ -40,11 +40,11 @@ def fashion() -> ConfigDict:
 
 VARIANTS = {"digits": digits, "fashion": fashion}
 
-# Of the trials that tune the proxies: Shampoo's, and LARS's trust coefficient.
+# Search space for tuning the proxies: that of Shampoo, and the trust coefficient of LARS.
 TRUST = "optimizer.trust_coefficient"
 SEARCH = shampoo.SEARCH | {TRUST: lars.SEARCH[TRUST]}
 
 
 def get_config(variant: str = "digits") -> ConfigDict:
-    """Returns the recipe `shampoo_lars_scale:variant`; UserError lists the known variants."""
+    """Returns the recipe `shampoo_lars_scale:variant`. Raises UserError for an unknown variant."""
     return base.select("shampoo_lars_scale", VARIANTS, variant, name="shampoo")

@@ -2,7 +2,7 @@
 
     python main.py --config=configs/sm3.py:untuned --config.seed=0 --workdir=DIR
 
-Variants: untuned (SM3's README's advice, nothing tuned), digits, fashion, smoke.
+Variants: untuned (the advice in SM3's README), digits, fashion, smoke.
 """
 
 from ml_collections import ConfigDict
@@ -11,14 +11,15 @@ from configs import base, search
 
 
 def untuned() -> ConfigDict:
-    """LARS's budget; quadratic warm-up over 5 % of it, then constant, as SM3's README advises.
+    """Returns LARS's budget with a quadratic warm-up over 5 % of it, then a constant rate.
 
-    The learning rate is that of upstream's own test; it was not tuned, here or elsewhere.
+    The README of SM3 advises this schedule. The learning rate is that of upstream's own test, and
+    nobody has tuned it.
     """
     config = base.imagenet()
     config.total_steps = 2512
     config.optimizer.momentum = 0.9
-    config.optimizer.weight_decay = 0.0  # SM3 as published has none
+    config.optimizer.weight_decay = 0.0  # published SM3 has no weight decay
     config.schedule.peak_learning_rate = 0.1
     config.schedule.warmup_steps = 125.6
     config.schedule.warmup_power = 2.0
@@ -48,23 +49,23 @@ def _proxy(task: ConfigDict, peak: float, momentum: float, decay: float) -> Conf
 
 
 def digits() -> ConfigDict:
-    """As the study chose: results/digits/trials.json."""
+    """Returns the best trial of the study, see results/digits/trials.json."""
     return _proxy(base.digits(), peak=0.3, momentum=0.746, decay=1.83e-4)
 
 
 def fashion() -> ConfigDict:
-    """As the study chose: results/fashion/trials.json."""
+    """Returns the best trial of the study, see results/fashion/trials.json."""
     return _proxy(base.fashion(), peak=0.0948, momentum=0.803, decay=1.15e-5)
 
 
 def smoke() -> ConfigDict:
-    """Twelve steps on digits, for which nothing was tuned."""
+    """Returns an untuned recipe of twelve steps on digits."""
     return _proxy(base.smoke(), peak=0.12, momentum=0.719, decay=2.7e-4)
 
 
 VARIANTS = {"untuned": untuned, "digits": digits, "fashion": fashion, "smoke": smoke}
 
-# Of the trials that tune the proxies.
+# Search space for tuning the proxies.
 SEARCH = {
     "schedule.peak_learning_rate": search.Range(0.01, 1.0),
     "optimizer.momentum": search.MOMENTUM,
@@ -73,5 +74,5 @@ SEARCH = {
 
 
 def get_config(variant: str = "untuned") -> ConfigDict:
-    """Returns the recipe `sm3:variant`; UserError lists the known variants."""
+    """Returns the recipe `sm3:variant`. Raises UserError for an unknown variant."""
     return base.select("sm3", VARIANTS, variant)

@@ -7,9 +7,10 @@ from functools import partial
 import numpy as np
 
 from errors import UserError
-from input_pipeline import caching, memory, prepare, sharding, spec, stream
-from input_pipeline.options import Options, read_options
-from input_pipeline.prepared import Prepared
+from input_pipeline import dataset as datasets
+from input_pipeline import memory, prepare, sharding, stream
+from input_pipeline.dataset import Options, read_options
+from input_pipeline.formats import Prepared
 
 Batch = dict[str, np.ndarray]
 SEEDS = 2**31
@@ -25,23 +26,24 @@ def train_batches(
     n_hosts: int,
     n_local_devices: int,
 ) -> Iterator[Batch]:
-    """Yields training batches without end, from batch number `first_step` on.
+    """Yields an endless sequence of training batches that starts at batch `first_step`.
 
-    Batch number s is a pure function of (dataset, seed, s, global_batch_size, host_index, n_hosts).
-    The stream is continuous over data epochs (batches straddle them), each epoch in a new order.
+    Batch s is a pure function of (dataset, seed, s, global_batch_size, host_index, n_hosts).
+    Batches may straddle the boundary of two data epochs. Each epoch has a new order.
 
     Args:
-      dataset: the fields of `Options`.
+      dataset: fields of `Options`.
       seed: 0 ... 2**31 - 1.
-      first_step: number of the first batch: the updates completed so far.
-      n_local_devices: devices of this host, L; all hosts have as many.
+      first_step: number of completed updates.
+      n_local_devices: number L of devices on this host, equal on all hosts.
 
     Yields:
-      image uint8 (or as `image_dtype` says) [L, b, H, W, C]; label int32 [L, b]; mask bool [L, b],
-      all True; flip bool [L, b], to be mirrored on the device. b = global_batch_size / (n_hosts L).
+      Dictionaries with `image` [L, b, H, W, C] in `image_dtype`, `label` int32 [L, b], `mask` bool
+      [L, b] (all True) and `flip` bool [L, b], which says what the device must mirror.
+      b = global_batch_size / (n_hosts L).
 
     Raises:
-      UserError: for options and sizes that make no sense, and data that are missing or damaged.
+      UserError: an option or a size is invalid, or data are missing or damaged.
     """
     options = read_options(dataset)
     _check_host(host_index, n_hosts, n_local_devices)
@@ -53,18 +55,20 @@ def train_batches(
             f"{n_devices} devices; the nearest are {max(above - n_devices, n_devices)} and {above}"
         )
     if not (0 <= seed < SEEDS and first_step >= 0):
-        raise UserError(f"seed={seed}, first_step={first_step}: need 0 <= seed < 2**31, step >= 0")
-    found = prepare.ensure(options.name, options.data_dir)
-    n_examples = found.n_examples("train")
+        raise UserError(
+            f"seed={seed}, first_step={first_step}: need 0 <= seed < 2**31 and first_step >= 0"
+        )
+    prepared = prepare.ensure(options.name, options.data_dir)
+    n_examples = prepared.n_examples("train")
     if n_examples < n_hosts:
         raise UserError(
             f"n_hosts={n_hosts}: more than the {n_examples} training examples; use fewer hosts"
         )
     shard = sharding.shard_bounds(n_examples, host_index, n_hosts)
     host_batch_size = global_batch_size // n_hosts
-    image_size = _image_size(options, found)
-    if memory.fits(found):
-        images, labels = memory.load(found, "train", image_size)
+    image_size = _image_size(options, prepared)
+    if datasets.fits_in_memory(prepared):
+        images, labels = memory.load(prepared, "train", image_size)
         batches = memory.train_batches(
             images[slice(*shard)],
             labels[slice(*shard)],
@@ -75,9 +79,9 @@ def train_batches(
             flipped=options.flipped,
         )
     else:
-        caching.check_limit(found, options, image_size, host_index, n_hosts)
+        stream.check_cache_limit(prepared, options, image_size, host_index, n_hosts)
         batches = stream.train_batches(
-            found,
+            prepared,
             options,
             seed=seed,
             shard=shard,
@@ -85,7 +89,7 @@ def train_batches(
             first_step=first_step,
             image_size=image_size,
         )
-    return (_over_devices(_checked(batch, found), n_local_devices) for batch in batches)
+    return (_over_devices(_checked(batch, prepared), n_local_devices) for batch in batches)
 
 
 def eval_batches(
@@ -96,37 +100,41 @@ def eval_batches(
     n_hosts: int,
     n_local_devices: int,
 ) -> Iterable[Batch]:
-    """Every evaluation example exactly once over all hosts; each host as many batches.
+    """Returns batches that contain every evaluation example exactly once over all hosts.
+
+    The data set is opened and checked once, here, because evaluations are timed.
 
     Returns:
-      What may be iterated over again: the data set is opened and looked through now, not at every
-      evaluation, which is timed. Batches as of `train_batches`, with b = device_batch_size; mask
-      False marks padding; flip all False.
+      An iterable that starts anew at each iteration, with the same number of batches on every host.
+      The batches are like those of `train_batches`, with b = device_batch_size. `mask` is False for
+      padding, and `flip` is False everywhere.
 
     Raises:
-      UserError: as `train_batches`.
+      UserError: see `train_batches`.
     """
     options = read_options(dataset)
     _check_host(host_index, n_hosts, n_local_devices)
     if device_batch_size <= 0:
         raise UserError(f"device_batch_size={device_batch_size}: must be at least 1")
-    found = prepare.ensure(options.name, options.data_dir)
-    split = spec.eval_split(found)
-    n_examples = found.n_examples(split)
+    prepared = prepare.ensure(options.name, options.data_dir)
+    split = datasets.eval_split(prepared)
+    n_examples = prepared.n_examples(split)
     shard = sharding.shard_bounds(n_examples, host_index, n_hosts)
     host_batch_size = device_batch_size * n_local_devices
     n_batches = sharding.n_eval_batches(n_examples, host_batch_size, n_hosts)
-    image_size = _image_size(options, found)
+    image_size = _image_size(options, prepared)
     empty = np.zeros((0, image_size, image_size, 3), options.numpy_image_dtype)
     begin: Callable[[], Iterator[Batch]] = partial(iter, ())
-    if memory.fits(found):
-        images, labels = (array[slice(*shard)] for array in memory.load(found, split, image_size))
+    if datasets.fits_in_memory(prepared):
+        images, labels = (
+            array[slice(*shard)] for array in memory.load(prepared, split, image_size)
+        )
         empty = images[:0]
         begin = partial(memory.eval_batches, images, labels, host_batch_size=host_batch_size)
-    elif shard[0] < shard[1]:  # else more hosts than examples: this one has padding only
+    elif shard[0] < shard[1]:  # with more hosts than examples, some hosts have only padding
         begin = partial(
             stream.eval_batches,
-            found,
+            prepared,
             options,
             split=split,
             shard=shard,
@@ -136,14 +144,14 @@ def eval_batches(
 
     def batches() -> Iterator[Batch]:
         for batch in _padded(begin(), n_batches, host_batch_size, empty):
-            yield _over_devices(_checked(batch, found), n_local_devices)
+            yield _over_devices(_checked(batch, prepared), n_local_devices)
 
     return Again(batches)
 
 
 @dataclass(frozen=True)
 class Again:
-    """Items that can be iterated over any number of times, each time from the beginning."""
+    """An iterable that starts from the beginning at each iteration."""
 
     begin: Callable[[], Iterator[Batch]]
 
@@ -154,7 +162,10 @@ class Again:
 def _padded(
     batches: Iterator[Batch], n_batches: int, host_batch_size: int, empty: np.ndarray
 ) -> Iterator[Batch]:
-    """Fills up the last batch and adds the ones that other hosts need; `empty` holds no image."""
+    """Pads the last batch and adds batches of padding up to `n_batches`.
+
+    `empty` is an array of zero images with the shape and dtype of the others.
+    """
     for _ in range(n_batches):
         batch = next(batches, {"image": empty, "label": np.zeros(0, np.int32)})
         n_real = len(batch["label"])
@@ -166,11 +177,11 @@ def _padded(
             "mask": np.arange(host_batch_size) < n_real,
             "flip": np.zeros(host_batch_size, bool),
         }
-    assert next(batches, None) is None, "more evaluation batches than the shard should have"
+    assert next(batches, None) is None, "the shard has more evaluation batches than expected"
 
 
-def _image_size(options: Options, found: Prepared) -> int:
-    return options.image_size or found.image_shape[0] or spec.DEFAULT_IMAGE_SIZE
+def _image_size(options: Options, prepared: Prepared) -> int:
+    return options.image_size or prepared.image_shape[0] or datasets.DEFAULT_IMAGE_SIZE
 
 
 def _check_host(host_index: int, n_hosts: int, n_local_devices: int) -> None:
@@ -181,15 +192,18 @@ def _check_host(host_index: int, n_hosts: int, n_local_devices: int) -> None:
         )
 
 
-def _checked(batch: Batch, found: Prepared) -> Batch:
-    """A label beyond the classes would train, or count, as another class or as nothing."""
-    wrong = (batch["label"] < 0) | (batch["label"] >= found.n_classes)
+def _checked(batch: Batch, prepared: Prepared) -> Batch:
+    """Returns the batch, or raises UserError for a label out of range.
+
+    Such a label would silently count as another class or as none.
+    """
+    wrong = (batch["label"] < 0) | (batch["label"] >= prepared.n_classes)
     if wrong.any():
-        counted_from = 1 if found.is_mlperf else 0
+        counted_from = 1 if prepared.is_mlperf else 0
         raise UserError(
-            f"dataset.data_dir={found.directory}: holds the label "
+            f"dataset.data_dir={prepared.directory}: contains the label "
             f"{batch['label'][wrong][0] + counted_from}, not one of {counted_from} to "
-            f"{found.n_classes - 1 + counted_from}; prepare the data set again, or take another"
+            f"{prepared.n_classes - 1 + counted_from}; prepare the data set again or choose another"
         )
     return batch
 

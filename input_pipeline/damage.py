@@ -1,15 +1,14 @@
-"""What is wrong with data that cannot be read: the example or file, and the remedy."""
+"""Error messages for damaged data, which name the example or file and the fix."""
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from errors import UserError
-from input_pipeline import mlperf
+from input_pipeline.formats import Prepared, count_records, shard_files
 from input_pipeline.host import tensorflow
-from input_pipeline.prepared import Prepared, shard_files
 
 PNG_SIGNATURE = b"\x89PNG"
 MAX_NAMED = 5
@@ -26,19 +25,19 @@ class BadExample:
 
 
 def reading_errors() -> tuple[type[Exception], ...]:
-    """Returns what TensorFlow raises for bad data."""
+    """Returns the exceptions that TensorFlow raises for damaged data."""
     tf = tensorflow()
     return (
         tf.errors.InvalidArgumentError,  # an image
         tf.errors.DataLossError,  # a record
-        tf.errors.FailedPreconditionError,  # tfds: fewer records than its metadata say
+        tf.errors.FailedPreconditionError,  # tfds: fewer records than in its metadata
     )
 
 
 def undecodable(examples: Iterable[dict], decode: Callable[[dict], Any]) -> list[BadExample]:
-    """Returns the examples that `decode` fails for, by trying one after the other.
+    """Returns the examples for which `decode` fails, by decoding them one by one.
 
-    Ends early where the examples themselves cannot be read.
+    Stops where a record cannot be read.
     """
     tf = tensorflow()
     bad = []
@@ -47,48 +46,55 @@ def undecodable(examples: Iterable[dict], decode: Callable[[dict], Any]) -> list
             try:
                 decode(example)
             except tf.errors.InvalidArgumentError as error:
-                name = example["id"].numpy().decode(errors="replace")
                 jpeg = example["jpeg"].numpy()
                 is_png = jpeg.startswith(PNG_SIGNATURE)
+                name = example["id"].numpy().decode(errors="replace")
                 reason = "a PNG, not a JPEG" if is_png else _first_line(error)
                 bad.append(BadExample(int(example["index"]), name, reason, jpeg))
     return bad
 
 
-def listed(bad: list[BadExample]) -> str:
-    """Returns the examples' names and reasons on one line."""
-    named = [f"{example.name}: {example.reason}" for example in bad[:MAX_NAMED]]
-    return "; ".join(named) + (f"; and {len(bad) - MAX_NAMED} more" if len(bad) > MAX_NAMED else "")
+def listed(bad: Sequence[BadExample]) -> str:
+    """Returns the names of the examples and the reasons on one line."""
+    named = "; ".join(f"{example.name}: {example.reason}" for example in bad[:MAX_NAMED])
+    return named + (f"; and {len(bad) - MAX_NAMED} more" if len(bad) > MAX_NAMED else "")
 
 
-def corrupt(found: Prepared, bad: list[BadExample]) -> UserError:
-    """Returns the error that names the examples."""
+def explained(
+    prepared: Prepared, split: str, bad: Sequence[BadExample], error: Exception
+) -> UserError:
+    """Returns an error that names the bad examples, or a damaged file if there are none."""
+    if not bad:
+        return unreadable(prepared, split, error)
+    skip = ", or set dataset.on_corrupt=skip" if split == "train" else ""
     return UserError(
-        f"dataset.data_dir={found.directory}: corrupt example {listed(bad)}; prepare it again "
-        "from intact files, or train without it: dataset.on_corrupt=skip"
+        f"dataset.data_dir={prepared.directory}: corrupt example {listed(bad)}; prepare the data "
+        f"set again from intact files{skip}"
     )
 
 
-def unreadable(found: Prepared, split: str, error: Exception | None = None) -> UserError:
-    """Returns the error for files that end early or hold fewer examples than promised."""
-    remedy = "copy or prepare the data set again"
-    for file, n_examples in zip(shard_files(found, split), found.shard_lengths[split], strict=True):
+def unreadable(prepared: Prepared, split: str, error: Exception | None = None) -> UserError:
+    """Returns an error for files that are truncated or have fewer examples than their metadata."""
+    fix = "copy or prepare the data set again"
+    for file, n_examples in zip(
+        shard_files(prepared, split), prepared.shard_lengths[split], strict=True
+    ):
         try:
-            n_records = mlperf.count_records(Path(file))
-        except (UserError, OSError) as reason:
-            return UserError(str(reason))
+            n_records = count_records(Path(file))
+        except (UserError, OSError) as file_error:
+            return UserError(str(file_error))
         if n_records != n_examples:
             return UserError(
-                f"dataset.data_dir: {file} holds {n_records} examples, its metadata say "
-                f"{n_examples}; {remedy}"
+                f"dataset.data_dir: {file} contains {n_records} examples, but its metadata "
+                f"promise {n_examples}; {fix}"
             )
-    what = _first_line(error) if error else "fewer than the metadata say"
+    reason = _first_line(error) if error else "fewer than in the metadata"
     return UserError(
-        f"dataset.data_dir={found.directory}: {split} examples cannot be read: {what}; {remedy}"
+        f"dataset.data_dir={prepared.directory}: {split} examples cannot be read: {reason}; {fix}"
     )
 
 
 def _first_line(error: Exception) -> str:
-    """Returns what TensorFlow says, without the names of its ops."""
+    """Returns the first line of TensorFlow's message without the names of its ops."""
     text = (getattr(error, "message", "") or str(error)).strip().splitlines()[0]
     return text.split("}} ")[-1].split(" [Op:")[0]

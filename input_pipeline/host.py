@@ -1,4 +1,4 @@
-"""The host's TensorFlow: imported late, on the CPU alone, with no more threads than cores."""
+"""TensorFlow on the host: imported lazily, without GPUs, with one thread per core."""
 
 import os
 from collections.abc import Callable
@@ -6,20 +6,20 @@ from functools import cache
 from types import ModuleType
 from typing import Any
 
-Dataset = Any  # tf.data.Dataset, and Tensor tf.Tensor, without the import
-Tensor = Any
+Dataset = Any  # tf.data.Dataset; named here because TensorFlow is imported lazily
+Tensor = Any  # tf.Tensor
 
 
 def n_cores() -> int:
-    """Returns how many cores this process may run on (fewer than the machine's if pinned)."""
+    """Returns the number of cores that this process may use, which pinning can reduce."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @cache
 def tensorflow() -> ModuleType:
-    """Imports TensorFlow, quietly, without its GPUs (JAX owns them) and with small thread pools."""
+    """Imports TensorFlow without log messages and GPUs (JAX owns them), with small thread pools."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    # Where it is on, TensorFlow says so whatever the log level; no operation here is of it.
+    # oneDNN logs a message at any log level, and no operation of the pipeline uses it.
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
     import tensorflow as tf
 
@@ -29,15 +29,15 @@ def tensorflow() -> ModuleType:
         tf.config.threading.set_intra_op_parallelism_threads(n_cores())
         tf.config.threading.set_inter_op_parallelism_threads(n_cores())
     except RuntimeError:
-        pass  # somebody in this process has already run an operation: the pools stand
+        pass  # this process has already run an operation, so the pools cannot change
     return tf
 
 
 def as_written(function: Callable) -> Callable:
-    """Keeps TensorFlow from rewriting a function that it traces: none of ours needs it."""
+    """Disables AutoGraph for a function. No function of the pipeline needs it."""
     return tensorflow().autograph.experimental.do_not_convert(function)
 
 
 def map_in_order(examples: Dataset, function: Callable) -> Dataset:
-    """Maps on all cores of this process, in the order of the examples."""
+    """Maps a function over examples on all cores, and keeps their order."""
     return examples.map(as_written(function), num_parallel_calls=n_cores(), deterministic=True)

@@ -1,4 +1,4 @@
-"""Prepares data sets on disk through tfds, once, whoever asks first."""
+"""Prepares data sets on disk with tfds, once, in whichever process needs them first."""
 
 import contextlib
 import fcntl
@@ -16,9 +16,9 @@ from urllib.parse import urlsplit
 from etils import epath
 
 from errors import UserError
-from input_pipeline import fashion_mnist, ilsvrc, prepared
+from input_pipeline import archives, formats
+from input_pipeline.dataset import EMBEDDED, KNOWN, locate, missing_message
 from input_pipeline.host import tensorflow
-from input_pipeline.spec import EMBEDDED, KNOWN, locate, missing_message
 
 REACH_SECONDS = 5.0
 DEBIAN_PACKAGE = "Debian's package dataset-fashion-mnist, in /usr/share/datasets/fashion-mnist,"
@@ -26,56 +26,55 @@ DEBIAN_PACKAGE = "Debian's package dataset-fashion-mnist, in /usr/share/datasets
 
 def ensure(
     name: str, data_dir: str, manual_dir: str | None = None, is_subset: bool = False
-) -> prepared.Prepared:
-    """Returns the prepared data set, made now if it is not there yet. Safe to call from many
-    processes.
+) -> formats.Prepared:
+    """Returns the data set, and prepares it first if necessary. Several processes may call this.
 
     Args:
-      manual_dir: directory with files that the user has fetched, named as in the data set's URLs.
-      is_subset: accept archives of a part of ImageNet.
+      manual_dir: directory of files that the user has downloaded, named as in the data set's URLs.
+      is_subset: whether to accept archives with a part of ImageNet.
 
     Raises:
-      UserError: unknown name; data that cannot be made here, with what to do.
+      UserError: the name is unknown, or the data cannot be prepared; the message has the fix.
     """
-    found = locate(name, data_dir)
-    if found is None:
+    prepared = locate(name, data_dir)
+    if prepared is None:
         if name == "imagenet2012" and manual_dir is None:
             raise UserError(missing_message(name, data_dir))
         _make_directory(data_dir)
         with _lock(name, data_dir):
-            found = locate(name, data_dir)  # another process may have made it while we waited
-            if found is None:
+            prepared = locate(name, data_dir)  # another process may have prepared it meanwhile
+            if prepared is None:
                 _remove_leftovers(name, data_dir)
                 _build(name, data_dir, manual_dir, is_subset)
-                found = locate(name, data_dir)
+                prepared = locate(name, data_dir)
                 if name == "imagenet2012" and not is_subset:
-                    _check_complete(found)
-    assert found is not None, f"tfds prepared {name} somewhere else than in {data_dir}"
-    prepared.check(found)
-    return found
+                    _check_complete(prepared)
+    assert prepared is not None, f"tfds did not prepare {name} in {data_dir}"
+    formats.check(prepared)
+    return prepared
 
 
 def fetch_if_missing(name: str, data_dir: str) -> None:
-    """Prepares a known data set that must be fetched and is not there, which may fail.
+    """Prepares a known data set that is missing and must be downloaded, which may fail.
 
-    One that is there is not looked through, and what needs no fetching is made when it is read.
+    Does not check a data set that exists. Embedded data sets are prepared when they are read.
 
     Raises:
-      UserError: as `ensure`.
+      UserError: see `ensure`.
     """
     if name in KNOWN and name not in EMBEDDED and locate(name, data_dir) is None:
         ensure(name, data_dir)
 
 
-def _check_complete(found: prepared.Prepared | None) -> None:
+def _check_complete(prepared: formats.Prepared | None) -> None:
     for split, n_expected in (
         ("train", KNOWN["imagenet2012"].n_train_examples),
         ("validation", KNOWN["imagenet2012"].n_eval_examples),
     ):
-        if found and (n_found := found.n_examples(split)) != n_expected:
+        if prepared and (n_found := prepared.n_examples(split)) != n_expected:
             raise UserError(
-                f"dataset.data_dir={found.directory}: {n_found:,} {split} images prepared, not "
-                f"the {n_expected:,} of ImageNet; remove the directory and fetch the archives again"
+                f"dataset.data_dir={prepared.directory}: {n_found:,} {split} images prepared, not "
+                f"the {n_expected:,} of ImageNet; remove it and download the archives again"
             )
 
 
@@ -84,16 +83,16 @@ def _make_directory(data_dir: str) -> None:
         epath.Path(data_dir).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(
-            f"dataset.data_dir={data_dir}: cannot be made: {error}; choose another"
+            f"dataset.data_dir={data_dir}: cannot be created: {error}; choose another"
         ) from error
 
 
 def _remove_leftovers(name: str, data_dir: str) -> None:
-    """A killed preparation leaves a directory that nothing reads, up to as large as the data set.
+    """Removes incomplete directories, as large as the data set, that a killed preparation left.
 
-    The caller holds the lock, so no other process is writing one.
+    The caller has the lock, so no other process is writing to them.
     """
-    if not prepared.is_local(data_dir):
+    if not formats.is_local(data_dir):
         return
     for leftover in Path(data_dir, name).glob("incomplete.*"):
         print(f"{leftover}: left by a preparation that was killed; removing it", file=sys.stderr)
@@ -102,16 +101,16 @@ def _remove_leftovers(name: str, data_dir: str) -> None:
 
 @contextlib.contextmanager
 def _lock(name: str, data_dir: str) -> Iterator[None]:
-    """One process at a time prepares `name`. A killed process leaves no lock behind."""
-    if not prepared.is_local(data_dir):
-        yield  # buckets have no locks; tfds's rename still lets one of several win
+    """Locks the preparation of `name`. The lock ends with the process."""
+    if not formats.is_local(data_dir):
+        yield  # a bucket has no locks, but tfds renames the result atomically
         return
     path = Path(data_dir) / f".{name.replace('/', '.')}.lock"
     try:
         file = path.open("w")
     except OSError as error:
         raise UserError(
-            f"dataset.data_dir={data_dir}: cannot be written: {error}; choose another"
+            f"dataset.data_dir={data_dir}: not writable: {error}; choose another"
         ) from error
     with file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -120,11 +119,11 @@ def _lock(name: str, data_dir: str) -> Iterator[None]:
 
 def _build(name: str, data_dir: str, manual_dir: str | None, is_subset: bool) -> None:
     if manual_dir and name == "imagenet2012":
-        print(ilsvrc.check(manual_dir, data_dir, is_subset), file=sys.stderr)
+        print(archives.check_imagenet(manual_dir, data_dir, is_subset), file=sys.stderr)
     builder = _builder(name, data_dir)
     with tempfile.TemporaryDirectory() as scratch:
         if manual_dir and name == "fashion_mnist":
-            fashion_mnist.restore_headers(Path(manual_dir), Path(scratch))
+            archives.restore_fashion_mnist(Path(manual_dir), Path(scratch))
             manual_dir = scratch
         if name != "imagenet2012" and not (manual_dir and _has_files(builder, manual_dir)):
             _check_reachable(name, list(builder.url_infos or ()), data_dir)
@@ -141,16 +140,16 @@ def _download_and_prepare(builder, name: str, data_dir: str, manual_dir: str | N
         force_checksums_validation=bool(builder.url_infos),
         try_download_gcs=False,
     )
-    print(f"{name}: not in {data_dir} yet; preparing it there", file=sys.stderr)
+    print(f"{name}: not in {data_dir} yet; preparing it", file=sys.stderr)
     try:
-        with contextlib.redirect_stdout(sys.stderr):  # tfds prints
+        with contextlib.redirect_stdout(sys.stderr):  # tfds prints to stdout
             builder.download_and_prepare(
                 download_dir=os.path.join(data_dir, "downloads"), download_config=config
             )
     except download_manager.NonMatchingChecksumError as error:
         raise UserError(
             f"dataset.name={name}: a file of {manual_dir or 'the download'} is not the "
-            f"published one: {' '.join(str(error).split())}; fetch it again"
+            f"published one: {' '.join(str(error).split())}; download it again"
         ) from error
 
 
@@ -159,26 +158,26 @@ def _builder(name: str, data_dir: str):
     import tensorflow_datasets as tfds
 
     if name in EMBEDDED:
-        from input_pipeline.digits.builder import Digits
+        from input_pipeline.digits import Digits
 
         return Digits(data_dir=data_dir)
     try:
         return tfds.builder(name, data_dir=data_dir)
     except (tfds.core.registered.DatasetNotFoundError, ValueError):
-        raise UserError(  # without tfds's own text, which lists its six hundred data sets
-            f"dataset.name={name}: neither known here ({', '.join(KNOWN)}) nor to tfds; "
+        raise UserError(  # tfds's own message lists six hundred data sets
+            f"dataset.name={name}: neither a known data set ({', '.join(KNOWN)}) nor one of tfds; "
             "check the spelling"
         ) from None
 
 
 def _has_files(builder, manual_dir: str) -> bool:
-    """Whether every file of the builder's URLs lies in `manual_dir` (tfds checks their sums)."""
+    """Returns whether `manual_dir` has all files of the builder's URLs (tfds checks their sums)."""
     names = [info.filename for info in (builder.url_infos or {}).values()]
     return bool(names) and all(name and (epath.Path(manual_dir) / name).exists() for name in names)
 
 
 def _check_reachable(name: str, urls: list[str], data_dir: str) -> None:
-    """Raises UserError in seconds if a download host is silent (tfds retries for minutes)."""
+    """Raises UserError within seconds if a download host does not answer (tfds takes minutes)."""
     for host in sorted({urlsplit(url).netloc for url in urls}):
         url = next(url for url in urls if urlsplit(url).netloc == host)
         reason = _why_unreachable(url)
@@ -193,10 +192,13 @@ def _check_reachable(name: str, urls: list[str], data_dir: str) -> None:
 
 
 def _why_unreachable(url: str) -> str | None:
-    """Returns why a HEAD request fails, or None. In a thread: name resolution obeys no timeout."""
+    """Returns why a HEAD request fails, or None.
+
+    The request runs in a thread, because name resolution has no timeout.
+    """
     reason: list[str | None] = [f"no answer in {REACH_SECONDS:g} s"]
 
-    def ask() -> None:
+    def request_head() -> None:
         try:
             request = urllib.request.Request(url, method="HEAD")
             with urllib.request.urlopen(request, timeout=REACH_SECONDS):
@@ -204,7 +206,7 @@ def _why_unreachable(url: str) -> str | None:
         except (OSError, urllib.error.URLError) as error:
             reason[0] = str(error)
 
-    thread = threading.Thread(target=ask, daemon=True)
+    thread = threading.Thread(target=request_head, daemon=True)
     thread.start()
     thread.join(REACH_SECONDS)
     return reason[0]

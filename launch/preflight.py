@@ -22,7 +22,7 @@ from configs import command_line
 from configs import plan as plans
 from errors import DONE, USER_ERROR, UserError
 from input_pipeline import DatasetSpec
-from input_pipeline.options import GIB
+from input_pipeline.dataset import GIB
 from run import distributed, identity
 from sweeps import runs
 
@@ -48,15 +48,16 @@ def check_data(config: ConfigDict, is_subset: bool) -> DatasetSpec:
     import jax
 
     import input_pipeline
-    from input_pipeline import prepared, spec
+    from input_pipeline import dataset as datasets
+    from input_pipeline import formats
 
     plans.validate(config)
     dataset = config.dataset.to_dict()
     description = input_pipeline.describe(**dataset)
-    on_disk = spec.locate(dataset["name"], dataset["data_dir"])
+    on_disk = datasets.locate(dataset["name"], dataset["data_dir"])
     if on_disk is not None:
-        prepared.check(on_disk)
-    published = spec.KNOWN.get(dataset["name"])
+        formats.check(on_disk)
+    published = datasets.KNOWN.get(dataset["name"])
     for split in ("n_train_examples", "n_eval_examples"):
         n_examples = getattr(description, split)
         if published and n_examples != getattr(published, split) and not is_subset:

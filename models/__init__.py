@@ -1,1 +1,1 @@
-"""Networks. `resnet` holds ResNet v1.5, from the proxies' 8 layers to ResNet-50."""
+"""Flax modules: ResNet v1.5, from the 8 layers of the proxies to ResNet-50, and its layers."""

@@ -1,4 +1,4 @@
-"""Batch normalisation whose statistics span a stated number of examples, on any placement."""
+"""Batch normalisation whose statistics span a fixed number of examples on any set of devices."""
 
 from functools import partial
 from typing import Any
@@ -12,12 +12,12 @@ Array = jax.Array
 
 
 def moments(x: Array, groups: int) -> tuple[Array, Array]:
-    """Mean and biased variance of `groups` equal parts of a batch: [n, ..., c] -> two [groups, c].
+    """Returns mean and biased variance, [groups, c] each, of equal parts of a batch [n, ..., c].
 
-    One pass over x, summed in float32. A float32 input is shifted by one sample of each channel:
-    E[x^2] - E[x]^2 alone gives variance 0 for x = 1000 +- 0.1. A bfloat16 input is not: its own
-    steps, 2^-8 of its size, are far above what float32's sums lose (2^-24), and without a shift,
-    which must wait for the convolution's output, XLA takes the sums while it computes that output.
+    Makes one pass over x, with sums in float32. A float32 input is shifted by one sample of each
+    channel, because E[x^2] - E[x]^2 alone gives variance 0 for x = 1000 +- 0.1. A bfloat16 input
+    needs no shift: its precision of 2^-8 is far coarser than the error of float32 sums (2^-24).
+    Without a shift, XLA can compute the sums together with the convolution that produces x.
     """
     x = x.reshape(groups, x.shape[0] // groups, *x.shape[1:])
     axes = tuple(range(1, x.ndim - 1))
@@ -35,7 +35,7 @@ def moments(x: Array, groups: int) -> tuple[Array, Array]:
 def pooled_over_devices(
     mean: Array, variance: Array, devices: int, axis_name: str
 ) -> tuple[Array, Array]:
-    """Moments of the union of `devices` neighbouring devices' equally large batches."""
+    """Returns the moments over the batches of each group of `devices` neighbouring devices."""
     n = lax.axis_size(axis_name)
     groups = [list(range(i, i + devices)) for i in range(0, n, devices)]
     mean_of = partial(lax.pmean, axis_name=axis_name, axis_index_groups=groups)
@@ -44,23 +44,24 @@ def pooled_over_devices(
 
 
 class BatchNorm(nn.Module):
-    """Batch normalisation whose statistics span `span` examples, whatever the device count.
+    """Batch normalisation whose statistics span `span` examples on any number of devices.
 
-    A device batch larger than `span` is split into sub-batches of `span` consecutive examples; a
+    A device batch larger than `span` is split into sub-batches of `span` consecutive examples. A
     smaller one is joined with those of span / device_batch neighbouring devices over `axis_name`.
-    Parameters, statistics and the computation are float32; the output has the input's dtype.
-    Running statistics take the mean over the groups that share statistics: over a device's
-    sub-batches here, over micro-batches and devices in the train step (`average_statistics`).
+    Parameters, statistics and the computation are float32. The output has the input's dtype.
+    Running statistics are means over the groups that share statistics: this module averages over
+    the sub-batches of a device, and the train step over micro-batches and devices (see
+    `average_statistics`).
 
     Attributes:
-      span: examples that share statistics; 0 means the device batch.
-      decay: of the running statistics, `decay * old + (1 - decay) * batch`.
-      epsilon: added to the variance.
-      running_variance: "mean_of_groups", as the submissions have it, averages the variances of the
-        groups; "pooled" takes that of all their examples together, which is larger by the variance
+      span: number of examples that share statistics. 0 means the device batch.
+      decay: decay of the running statistics, `decay * old + (1 - decay) * batch`.
+      epsilon: constant added to the variance.
+      running_variance: "mean_of_groups" averages the variances of the groups, as the submissions
+        do. "pooled" is the variance of all their examples together, which is larger by the variance
         of the groups' means.
-      axis_name: the device axis; needed only where span exceeds the device batch.
-      scale_init: of the scale; ones, or zeros where a block is to begin as the identity.
+      axis_name: the device axis, which is needed only if span exceeds the device batch.
+      scale_init: initializer of the scale: ones, or zeros for a block that starts as the identity.
     """
 
     span: int
@@ -92,8 +93,8 @@ class BatchNorm(nn.Module):
                 )
             keep, take = self.decay, 1 - self.decay
             running_mean.value = keep * running_mean.value + take * mean.mean(0)
-            spread = mean.var(0) if self.running_variance == "pooled" else 0.0
-            running_var.value = keep * running_var.value + take * (variance.mean(0) + spread)
+            between = mean.var(0) if self.running_variance == "pooled" else 0.0
+            running_var.value = keep * running_var.value + take * (variance.mean(0) + between)
 
         wide = (slice(None),) + (None,) * (y.ndim - 2)
         factor = lax.rsqrt(variance + self.epsilon) * scale
@@ -102,15 +103,16 @@ class BatchNorm(nn.Module):
 
 
 def average_statistics(parts: Any, axis_name: str, pooled_decay: float | None) -> Any:
-    """Running statistics after a batch, from those after each of its parts, over all devices.
+    """Combines the running statistics of the parts of a batch over all devices.
+
+    With "pooled", the variance of the parts' means is added to the variance. A running mean
+    contains (1 - decay) times the mean of its part, so that variance, times (1 - decay), is the
+    variance of the running means divided by (1 - decay).
 
     Args:
-      parts: tree whose leaves are [k, ...]: this device's k parts, each begun from the statistics
-        before the batch.
-      pooled_decay: the decay, where `running_variance` is "pooled"; None: the parts are averaged.
-
-    A running mean takes (1 - decay) times its part's mean, so (1 - decay) times the variance of the
-    parts' means, which the pooled variance adds, is the running means' variance / (1 - decay).
+      parts: tree with leaves [k, ...], the running statistics after each of this device's k parts,
+        all computed from the statistics before the batch.
+      pooled_decay: the decay if `running_variance` is "pooled", or None to average the parts.
     """
 
     def over_all(tree: Any) -> Any:
@@ -119,9 +121,9 @@ def average_statistics(parts: Any, axis_name: str, pooled_decay: float | None) -
     averaged = over_all(parts)
     if pooled_decay is None:
         return averaged
-    spread = over_all(jax.tree.map(lambda x, mean: jnp.square(x - mean), parts, averaged))
+    between = over_all(jax.tree.map(lambda x, mean: jnp.square(x - mean), parts, averaged))
 
-    def pool(statistics: Any, spread: Any) -> Any:
-        return statistics | {"var": statistics["var"] + spread["mean"] / (1 - pooled_decay)}
+    def pool(statistics: Any, between: Any) -> Any:
+        return statistics | {"var": statistics["var"] + between["mean"] / (1 - pooled_decay)}
 
-    return jax.tree.map(pool, averaged, spread, is_leaf=lambda x: "var" in x)
+    return jax.tree.map(pool, averaged, between, is_leaf=lambda x: "var" in x)

@@ -1,4 +1,4 @@
-"""Convolutions without bias, with float32 kernels: the plain one, and the stem over blocks."""
+"""Convolutions without bias, and an equivalent of the stem that works on blocks of pixels."""
 
 from typing import Any
 
@@ -12,11 +12,11 @@ LAYOUT = ("NHWC", "HWIO", "NHWC")
 
 
 class Conv(nn.Module):
-    """A convolution without bias, SAME unless padded; its kernel [k, k, c_in, features] is float32.
+    """A convolution without bias, with a float32 kernel [k, k, c_in, features] and SAME padding.
 
     Attributes:
-      pointwise_as_matmul: a 1x1 kernel is applied as a matrix product over all positions. Same
-        parameter, same result; XLA's CPU backend takes a fourth of the time for its gradient.
+      pointwise_as_matmul: whether to apply a 1x1 kernel as a matrix product over all positions. The
+        result is the same, and on a CPU its gradient takes XLA a quarter of the time.
     """
 
     features: int
@@ -42,18 +42,19 @@ class Conv(nn.Module):
 
 
 def space_to_depth(x: Array) -> Array:
-    """[n, h, w, c] -> [n, h / 2, w / 2, 4 c]: each 2x2 block of pixels becomes one; h, w even."""
+    """Merges 2x2 blocks of pixels: [n, h, w, c] -> [n, h / 2, w / 2, 4 c], for even h and w."""
     n, h, w, c = x.shape
     blocks = x.reshape(n, h // 2, 2, w // 2, 2, c).transpose(0, 1, 3, 2, 4, 5)
     return blocks.reshape(n, h // 2, w // 2, 4 * c)
 
 
 class StemOverBlocks(nn.Module):
-    """The 7x7 convolution with stride 2 and padding 3 as one with stride 1 over 2x2 blocks.
+    """The 7x7 convolution with stride 2 and padding 3, as one with stride 1 over 2x2 blocks.
 
-    224x224x3 becomes 112x112x12, which fills the lanes of a matrix unit better where a device has
-    few images. The parameter stays [7, 7, c_in, features]: a row and a column of zeros before it
-    make it 8x8, that is 4x4 blocks; an output's blocks begin two before it and end one after.
+    The input 224x224x3 becomes 112x112x12, which uses the lanes of a matrix unit better if a device
+    has few images. The parameter remains [7, 7, c_in, features]. A row and a column of zeros before
+    it extend it to 8x8, which is 4x4 blocks. The window of an output starts two blocks before it
+    and ends one block after it.
     Source: V07 models.py.
     """
 

@@ -1,7 +1,7 @@
-"""ResNet v1.5 with bottleneck blocks, as the MLPerf JAX submissions (V07/V10 models.py) have it.
+"""ResNet v1.5 with bottleneck blocks, as in the MLPerf JAX submissions (V07/V10 models.py).
 
-Stride 2 sits on the 3x3 convolution, the last scale of each block starts at zero, convolutions have
-no bias, and batch normalisation takes its statistics over a stated number of examples. ResNet-50 is
+The 3x3 convolutions have the stride 2, the last scale of each block is initialized to zero,
+convolutions have no bias, and BatchNorm statistics span a fixed number of examples. ResNet-50 is
 `stage_sizes=(3, 4, 6, 3), width=64`: 25,557,032 parameters with 1000 classes.
 """
 
@@ -21,7 +21,7 @@ HEAD_INIT = nn.initializers.normal(stddev=0.01)  # V07/V10: Dense kernel
 
 
 class BottleneckBlock(nn.Module):
-    """1x1, 3x3 (strided), 1x1 to 4 * width channels, added to a projection of the input."""
+    """Bottleneck: 1x1, 3x3 (strided) and 1x1 to 4 * width channels, plus the projected input."""
 
     width: int
     stride: int
@@ -43,20 +43,22 @@ class BottleneckBlock(nn.Module):
 
 
 class ResNet(nn.Module):
-    """ResNet v1.5: images [n, h, w, c] -> logits [n, n_classes] in `logits_dtype`.
+    """ResNet v1.5, which maps images [n, h, w, c] to logits [n, n_classes] in `logits_dtype`.
 
     Attributes:
-      stage_sizes: blocks per stage; stage i has width * 2^i channels in its 3x3 convolutions.
+      stage_sizes: blocks per stage. Stage i has width * 2^i channels in its 3x3 convolutions.
       width: channels of the stem and of the first stage's 3x3 convolutions.
-      n_classes: outputs.
-      stem_kernel_size, stem_stride: of the first convolution, explicitly padded by kernel // 2.
-      stem_pool: 3x3 max-pooling with stride 2 after the stem.
-      stem_space_to_depth: see `StemOverBlocks`; for the 7x7 stem with stride 2, even image sides.
+      n_classes: number of outputs.
+      stem_kernel_size, stem_stride: kernel and stride of the first convolution. Its padding is
+        kernel // 2 on each side.
+      stem_pool: whether to apply 3x3 max-pooling with stride 2 after the stem.
+      stem_space_to_depth: whether to use `StemOverBlocks`, for the 7x7 stem with stride 2 and even
+        image sides.
       bn_span, bn_decay, bn_epsilon, bn_running_variance: see `BatchNorm`.
       pointwise_as_matmul: see `Conv`.
-      compute_dtype: of convolutions and activations; parameters are float32.
-      logits_dtype: of the output, hence of log_softmax (the JAX submissions: bfloat16).
-      axis_name: the device axis, for a bn_span above the device batch.
+      compute_dtype: dtype of convolutions and activations. Parameters are float32.
+      logits_dtype: dtype of the output and so of log_softmax (bfloat16 in the JAX submissions).
+      axis_name: the device axis, if bn_span exceeds the device batch.
     """
 
     stage_sizes: Sequence[int]

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import input_pipeline
 from errors import UserError
-from input_pipeline import spec
+from input_pipeline import dataset
 from sweeps.runs import Run
 
 
@@ -30,7 +30,7 @@ def check_parts(runs: Iterable[Run], *, on_cpu: bool) -> None:
 
 def require_data(name: str, data_dir: str) -> None:
     """Raises UserError unless the data set is prepared: hosts must not do so at once."""
-    if spec.locate(name, data_dir) is None:
+    if dataset.locate(name, data_dir) is None:
         raise UserError(
             f"dataset.data_dir={data_dir}: {name} is not prepared there; before a sweep on several "
             f"hosts run python -m input_pipeline --name={name} --data_dir={data_dir}"
@@ -43,7 +43,7 @@ def prepare_data(name: str, data_dir: str) -> None:
     Raises:
       UserError: it cannot be prepared; the message says what to do.
     """
-    if spec.locate(name, data_dir) is None:
+    if dataset.locate(name, data_dir) is None:
         command = [sys.executable, "-m", "input_pipeline", f"--name={name}"]
         done = subprocess.run(
             [*command, f"--data_dir={data_dir}"], capture_output=True, text=True, check=False

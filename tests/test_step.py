@@ -1,4 +1,4 @@
-"""The step on one device, on eight, under shard_map, in two processes; and what it skips."""
+"""The step on one device, on eight, under shard_map and in two processes; skipped updates."""
 
 import logging
 import pathlib
@@ -21,7 +21,7 @@ from models.batch_norm import BatchNorm
 from optim import sharding
 
 SIDE, CLASSES, BATCH = 6, 4, 16
-TRACED_AS = "_fun"  # what pmap calls any function that it compiles
+TRACED_AS = "_fun"  # the name that pmap gives to compiled functions
 PIXELS = {"mean": np.float32([100.0]), "std": np.float32([50.0])}
 SCHEDULE = {"peak_learning_rate": 0.3, "warmup_steps": 1}
 HYPERPARAMETERS = {
@@ -40,7 +40,7 @@ HYPERPARAMETERS = {
 
 
 class Net(nn.Module):
-    """The least that has a convolution, a BatchNorm over a span, and a head."""
+    """A minimal network with a convolution, a BatchNorm over a span, and a head."""
 
     span: int
 
@@ -111,7 +111,7 @@ def assert_close(got, want, tolerance):
     [("nesterov", BATCH, 1), *((name, BATCH // 8, 8) for name in sorted(HYPERPARAMETERS))],
 )
 def test_eight_devices_equal_one_with_one_bn_span(monkeypatch, name, span, accumulation_steps):
-    """One device takes the batch at once, or as micro-batches, each the batch of a device."""
+    """The one device processes the batch at once, or in micro-batches of one device batch each."""
     tx = make_optimizer(name)
     one, metrics_of_one, _ = run(
         monkeypatch, tx, 1, span=span, accumulation_steps=accumulation_steps
@@ -124,7 +124,7 @@ def test_eight_devices_equal_one_with_one_bn_span(monkeypatch, name, span, accum
 
 
 def test_a_bn_span_of_the_device_batch_is_another_computation(monkeypatch):
-    """The converse: were the span ignored, the test above would compare nothing."""
+    """Shows that the span has an effect, so that the test above is not trivial."""
     tx = make_optimizer("nesterov")
     one, _, _ = run(monkeypatch, tx, 1)
     eight, _, _ = run(monkeypatch, tx, 8, span=2)
@@ -174,7 +174,7 @@ def test_three_steps_compile_once(monkeypatch, caplog, name, accumulation_steps)
 
 
 def test_gradient_is_the_mean_over_devices(monkeypatch):
-    """One step of plain gradient descent against the gradient of the whole batch's loss."""
+    """Compares one step of gradient descent with the gradient of the whole batch's loss."""
     tx = optax.sgd(1.0)
     before = init(tx)
     after, metrics, _ = run(monkeypatch, tx, 8, n_steps=1, first=2)  # a batch with 6 hits of 16
@@ -208,8 +208,8 @@ def test_running_statistics_are_averaged_over_devices(monkeypatch):
 
 
 @pytest.mark.slow
-def test_accumulation_holds_the_activations_of_one_micro_batch():
-    """Scratch memory of the compiled step, beside that of a device batch an eighth as large."""
+def test_accumulation_needs_memory_for_one_micro_batch():
+    """Compares the scratch memory with that of a device batch an eighth as large."""
     tx, side = optax.sgd(1.0), 32
     state = steps.place(steps.init_state(make_model(), tx, (side, side, 1), seed=0))
 
@@ -232,7 +232,7 @@ def test_accumulation_holds_the_activations_of_one_micro_batch():
 
 
 def test_running_variance_is_pooled_over_micro_batches_and_devices(monkeypatch):
-    """As that of one group of all examples, if the groups' statistics are pooled."""
+    """The pooled statistics of the groups equal those of one group of all examples."""
     tx = optax.sgd(0.0)
     parts, _, _ = run(monkeypatch, tx, 4, n_steps=1, span=2, accumulation_steps=2, pooled_decay=0.9)
     whole, _, _ = run(monkeypatch, tx, 1, n_steps=1)
@@ -242,8 +242,8 @@ def test_running_variance_is_pooled_over_micro_batches_and_devices(monkeypatch):
 # ------------------------------------------------------------- non-finite gradients
 
 
-class Treacherous(nn.Module):
-    """A linear model whose logits are `value` times themselves on a device that sees only black."""
+class FailsOnBlack(nn.Module):
+    """A linear model that multiplies its logits by `value` if all images of a device are black."""
 
     value: float
 
@@ -259,7 +259,7 @@ class Treacherous(nn.Module):
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_one_devices_non_finite_gradient_changes_nothing_but_counts(monkeypatch, name, value):
     tx = make_optimizer(name)
-    model = Treacherous(value)
+    model = FailsOnBlack(value)
     devices = on_devices(monkeypatch, 8)
     train_step = steps.over_devices(
         steps.make_train_step(model, tx, label_smoothing=0.0, **PIXELS), devices=devices
@@ -288,7 +288,7 @@ def assert_same_floats(got, want):
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_one_element_that_is_not_finite_is_found(value):
+def test_one_non_finite_element_is_detected(value):
     tree = {"scalar": jnp.float32(1), "tensor": jnp.ones((3, 4)), "vector": jnp.ones(5)}
     assert steps.all_finite(tree)
     assert not steps.all_finite(tree | {"tensor": tree["tensor"].at[1, 2].set(value)})
@@ -296,7 +296,7 @@ def test_one_element_that_is_not_finite_is_found(value):
 
 
 def test_counts_advance_over_a_skipped_update():
-    """The schedule at `step` stays the schedule at `step`."""
+    """The schedule remains aligned with `state.step`."""
     old, new = {"count": jnp.int32(4), "m": jnp.ones(2)}, {"count": jnp.int32(5), "m": jnp.zeros(2)}
     kept = steps.keep_unless(jnp.bool_(False), new, old)
     assert kept["count"] == 5
@@ -307,7 +307,7 @@ def test_counts_advance_over_a_skipped_update():
 
 
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1, 0.2])
-def test_loss_is_that_of_smoothed_targets(label_smoothing):
+def test_loss_equals_cross_entropy_with_smoothed_targets(label_smoothing):
     rng = np.random.default_rng(0)
     logits, label = rng.normal(size=(5, 7)), rng.integers(0, 7, 5)
     target = np.eye(7)[label] * (1 - label_smoothing) + label_smoothing / 7
@@ -317,8 +317,8 @@ def test_loss_is_that_of_smoothed_targets(label_smoothing):
     np.testing.assert_allclose(got, want, rtol=1e-5)
 
 
-def test_loss_of_bfloat16_logits_is_bfloat16s_log_softmax_in_float32():
-    """As the submissions have it: float32 logits are the option `logits_dtype`."""
+def test_loss_of_bfloat16_logits_uses_a_bfloat16_log_softmax():
+    """As in the submissions. `logits_dtype` selects float32 logits."""
     rng = np.random.default_rng(0)
     logits, label = jnp.asarray(rng.normal(size=(50, 7)), jnp.bfloat16), rng.integers(0, 7, 50)
     loss = steps.cross_entropy(logits, jnp.int32(label), 0.0)
@@ -354,7 +354,7 @@ def test_evaluation_counts_unmasked_examples_of_all_devices():
 
 
 class BlackIsNan(nn.Module):
-    """Logits of an example: nan where it is black, else 0."""
+    """A model whose logits are NaN for black images and 0 for others."""
 
     @nn.compact
     def __call__(self, x, train):
@@ -362,7 +362,7 @@ class BlackIsNan(nn.Module):
         return jnp.where(black, jnp.nan, 0.0)[:, None] * jnp.ones(CLASSES)
 
 
-def test_what_the_network_makes_of_padding_does_not_count(monkeypatch):
+def test_outputs_for_padding_do_not_count(monkeypatch):
     devices = on_devices(monkeypatch, 1)
     batch = make_batch(0)
     batch["image"][0, ::3] = 0
@@ -383,20 +383,20 @@ def test_a_seed_decides_the_parameters():
     assert (one["Dense_0"]["kernel"] != other["Dense_0"]["kernel"]).all()
 
 
-def test_what_is_placed_can_be_given_away_and_its_origin_kept(monkeypatch):
-    """train.py compiles with the initial state, then begins with it; one array is at two leaves."""
+def test_donating_a_placed_state_keeps_the_original(monkeypatch):
+    """train.py uses the initial state twice. Here, two of its leaves share an array."""
     tx = optax.sgd(0.1)
-    begun = init(tx)
-    shared = begun.params["BatchNorm_0"]["bias"]
-    begun.params["Dense_0"]["bias"] = shared
-    before = jax.tree.map(np.array, begun)
+    state = init(tx)
+    shared = state.params["BatchNorm_0"]["bias"]
+    state.params["Dense_0"]["bias"] = shared
+    before = jax.tree.map(np.array, state)
     train_step = steps.over_devices(make_step(tx, span=BATCH), devices=on_devices(monkeypatch, 1))
-    jax.block_until_ready(train_step(steps.place(begun), make_batch(0)))
-    jax.tree.map(np.testing.assert_array_equal, begun, before)
-    train_step(steps.place(begun), make_batch(0))
+    jax.block_until_ready(train_step(steps.place(state), make_batch(0)))
+    jax.tree.map(np.testing.assert_array_equal, state, before)
+    train_step(steps.place(state), make_batch(0))
 
 
-def test_a_step_takes_over_the_memory_of_the_state_before(monkeypatch):
+def test_a_step_reuses_the_memory_of_the_previous_state(monkeypatch):
     devices = on_devices(monkeypatch, 1)
     tx = optax.sgd(0.1)
     before = steps.place(init(tx))

@@ -12,7 +12,7 @@ from configs import optimizers
 from errors import UserError
 
 SCHEDULE = {"peak_learning_rate": 0.3, "warmup_steps": 2.0}
-VALUES = {  # two points per optimizer that differ in all injected hyperparameters
+VALUES = {  # two settings per optimizer that differ in all injected hyperparameters
     "lars": [
         {"momentum": 0.9, "weight_decay": 1e-2, "trust_coefficient": 0.1},
         {"momentum": 0.5, "weight_decay": 1e-3, "trust_coefficient": 0.02},
@@ -34,7 +34,7 @@ PARAMS = {"a": {"kernel": np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
 
 
 def compiled(tx):
-    """The jitted update, and a list with an entry for each time that it was traced."""
+    """Returns the jitted update, and a list that gains an entry each time it is traced."""
     traces = []
 
     def update(*arguments):
@@ -54,7 +54,7 @@ def after_three_steps(update, tx):
 
 
 @pytest.mark.parametrize("name", VALUES)
-def test_one_program_serves_all_values_as_constants_would(name):
+def test_one_program_gives_the_results_of_constants_for_all_values(name):
     first, second = (optimizers.make_optimizer(name, v, SCHEDULE, 10)[0] for v in VALUES[name])
     shared, traces = compiled(first)
     after_three_steps(shared, first)
@@ -63,7 +63,7 @@ def test_one_program_serves_all_values_as_constants_would(name):
     rate = optim.schedules.polynomial(total_steps=10, **SCHEDULE)
     constant = optimizers.BUILDERS[name](learning_rate=rate, **VALUES[name][1])
     expected = after_three_steps(jax.jit(constant.update), constant)
-    tolerance = 1e-5 if name == "shampoo" else 1e-6  # 1 - beta2 is rounded otherwise
+    tolerance = 1e-5 if name == "shampoo" else 1e-6  # 1 - beta2 is rounded differently
     np.testing.assert_allclose(got, expected, rtol=tolerance, atol=tolerance)
     assert np.abs(got - after_three_steps(shared, first)).max() > 1e-3
 
@@ -123,7 +123,7 @@ def test_values_out_of_range_are_refused(name, wrong):
         ("optax:sgd", {"warmup_steps": 2.0}, "schedule: .*peak_learning_rate"),
     ],
 )
-def test_names_and_fields_that_do_not_exist_get_one_line(name, schedule, words):
+def test_unknown_names_and_fields_raise_one_line_errors(name, schedule, words):
     with pytest.raises(ValueError, match=words) as error:
         optimizers.make_optimizer(name, {}, schedule, 10)
     assert "\n" not in str(error.value)

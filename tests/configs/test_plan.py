@@ -1,4 +1,4 @@
-"""Derived lengths against the submissions' numbers, and one message for each bad value."""
+"""Plans match the submissions' numbers, and invalid values get one-line errors."""
 
 import pytest
 
@@ -23,7 +23,7 @@ def test_lars_on_the_pod():
     assert p.steps_per_data_epoch == pytest.approx(39.098, abs=5e-4)
 
 
-def test_readme_budget_needs_an_evaluation_off_the_grid():
+def test_readme_budget_ends_with_an_evaluation_off_the_grid():
     p = pod_plan("shampoo:readme")
     assert p.eval_steps[-2:] == (1727, 1729)
     assert p.decay_steps == 1534
@@ -58,7 +58,7 @@ def test_v1_decay_steps_are_the_logged_ones():
         (["--config.optimizer.weight_decay=-1.0"], ["weight_decay=-1.0"]),
     ],
 )
-def test_bad_value_names_field_value_and_rule(overrides, words):
+def test_errors_name_field_value_and_rule(overrides, words):
     config = command_line.load("lars:digits", overrides)
     with pytest.raises(ValueError) as caught:  # noqa: PT011
         plan.validate(config)
@@ -72,7 +72,7 @@ def test_bad_value_names_field_value_and_rule(overrides, words):
     [
         (3, 1, ["global_batch_size=32768", "3 devices", "32766"]),
         (65536, 1, ["global_batch_size=32768", "65536"]),
-        (8192, 1024, None),  # 4 a device: a span of 128 joins 32 devices
+        (8192, 1024, None),  # 4 examples per device: a span of 128 joins 32 devices
         (96 * 256, 1, ["global_batch_size=32768"]),
     ],
 )
@@ -120,9 +120,9 @@ def test_accumulation_cuts_the_device_batch():
 @pytest.mark.parametrize(
     ("n_devices", "k", "words"),
     [
-        (8, 33, ["gradient_accumulation_steps=33", "4096", "below that does: 32"]),
-        (1024, 33, ["gradient_accumulation_steps=33", "device batch of 32", "below that does: 32"]),
-        (8, 10**15, ["gradient_accumulation_steps=10", "below that does: 4096"]),  # at once
+        (8, 33, ["gradient_accumulation_steps=33", "4096", "divisor is 32"]),
+        (1024, 33, ["gradient_accumulation_steps=33", "device batch of 32", "divisor is 32"]),
+        (8, 10**15, ["gradient_accumulation_steps=10", "divisor is 4096"]),  # without a search
         (8, 64, ["bn_span=128", "micro-batch of 64", "gradient_accumulation_steps"]),
     ],
 )

@@ -1,11 +1,11 @@
-"""Every published number is pinned here, typed from its source and not from the recipe."""
+"""Recipes have the published numbers, which are copied here from their sources."""
 
 import pytest
 
 from configs import command_line, plan
 
-# field -> value, per recipe. Sources: V07 train.py (LARS), the Shampoo README, V10 train.py and
-# run_and_time.sh; for nesterov:nado the recollected set, whose fields must carry `unverified`.
+# {recipe: {field: value}}. Sources: V07 train.py (LARS), the Shampoo README, V10 train.py and
+# run_and_time.sh. The fields of nesterov:nado are from memory and must be marked `unverified`.
 PUBLISHED = {
     "lars:mlperf_v07": {
         "global_batch_size": 32768,
@@ -123,11 +123,11 @@ def test_published_number(recipe, path, value):
 
 
 def test_every_optimizer_has_a_recipe_file():
-    assert set(OPTIMIZERS) <= set(command_line.optimizers())  # a user's own may lie beside them
+    assert set(OPTIMIZERS) <= set(command_line.optimizers())  # your own recipes may be among them
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_recipe_is_valid_and_says_its_name(recipe):
+def test_recipe_is_valid_and_has_its_name(recipe):
     config = command_line.load(recipe)
     plan.validate(config)
     assert config.recipe == recipe
@@ -141,19 +141,19 @@ def test_flagged_fields_exist(recipe):
         field(config, path)
 
 
-def test_recollected_numbers_are_flagged_unverified():
+def test_numbers_from_memory_are_marked_unverified():
     config = command_line.load("nesterov:nado")
-    own = {f"schedule.{k}" for k in config.schedule} | {"optimizer.momentum", "label_smoothing"}
-    own |= {"optimizer.weight_decay", "model.bn_decay", "model.bn_span"}
-    assert own == set(config.unverified)
+    names = {f"schedule.{k}" for k in config.schedule} | {"optimizer.momentum", "label_smoothing"}
+    names |= {"optimizer.weight_decay", "model.bn_decay", "model.bn_span"}
+    assert names == set(config.unverified)
 
 
-def test_what_the_readme_leaves_open_is_flagged_assumed():
+def test_fields_missing_from_the_readme_are_marked_assumed():
     assumed = command_line.load("shampoo:readme").assumed
     assert {"label_smoothing", "dataset.crop_area_min", "model.bn_span"} <= set(assumed)
 
 
-def test_sm3_has_no_published_setting_and_says_so():
+def test_sm3s_unpublished_setting_is_marked_assumed():
     config = command_line.load("sm3:untuned")
     assert {"schedule.peak_learning_rate", "schedule.warmup_steps"} <= set(config.assumed)
 
@@ -164,6 +164,13 @@ def test_sm3_has_no_published_setting_and_says_so():
         ("lars:digitz", [], ["variant=digitz", "mlperf_v07", "digits", "fashion", "smoke"]),
         ("adam:digits", [], ["adam", "lars, ", "nesterov, ", "shampoo, ", "sm3"]),
         ("lars", ["--config.optimizer.momentun=1"], ["optimizer.momentun", "momentum", "epsilon"]),
+        (
+            "lars",
+            ["--config.learning_rate=1"],
+            ["--config.learning_rate", "did you mean", "schedule.peak_learning_rate"],
+        ),
+        ("lars", ["--config.optim.momentum=1"], ["did you mean optimizer.momentum?"]),
+        ("lars", ["--config.seed.x=1"], ["--config.seed.x: no such field"]),
         ("lars", ["--config.nope=1"], ["--config.nope", "total_steps", "seed"]),
         ("lars", ["--config.seed=x"], ["--config.seed=x"]),
         ("lars", ["--config.seed=1.5"], ["--config.seed=1.5"]),
@@ -173,7 +180,7 @@ def test_sm3_has_no_published_setting_and_says_so():
         ("lars", ["stray"], ["argument stray"]),
     ],
 )
-def test_mistake_gets_one_line_that_names_it_and_what_is_known(recipe, overrides, words):
+def test_mistakes_raise_one_line_errors_with_the_valid_names(recipe, overrides, words):
     with pytest.raises(ValueError) as caught:  # noqa: PT011
         command_line.load(recipe, overrides)
     message = str(caught.value)

@@ -8,7 +8,7 @@ from input_pipeline import prepare
 
 @pytest.fixture(scope="session")
 def digits_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A data directory in which tfds has prepared `digits`."""
+    """A data directory with `digits`, prepared by tfds."""
     directory = str(tmp_path_factory.mktemp("digits"))
     prepare.ensure("digits", directory)
     return directory
@@ -16,7 +16,7 @@ def digits_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="session")
 def imagenet_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data directory in which tfds's own builder has prepared the miniature ImageNet."""
+    """A data directory with the miniature ImageNet, prepared by tfds's own builder."""
     tars = miniature.write_tars(tmp_path_factory.mktemp("tars"))
     directory = tmp_path_factory.mktemp("imagenet")
     prepare.ensure("imagenet2012", str(directory), str(tars), is_subset=True)
@@ -25,7 +25,7 @@ def imagenet_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def mlperf_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The miniature's images in MLPerf's TFRecords: uneven files, labels from 1 on."""
+    """The miniature's images as MLPerf's TFRecords: uneven files, labels from 1."""
     directory = tmp_path_factory.mktemp("mlperf")
     images = miniature.train_images()
     del images[miniature.PNG_IN_DISGUISE]

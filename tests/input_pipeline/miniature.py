@@ -1,4 +1,4 @@
-"""A miniature ImageNet in the real format: tars of tars of JPEGs, drawn here."""
+"""A miniature ImageNet of generated images, in the format of the real archives."""
 
 import io
 import tarfile
@@ -9,13 +9,13 @@ from PIL import Image
 
 CLASSES = {"n01440764": 0, "n02105855": 230, "n15075141": 999}
 SYNSETS = tuple(CLASSES)
-PNG_IN_DISGUISE = "n02105855_2933.JPEG"  # the one that tfds knows by name
+PNG_IN_DISGUISE = "n02105855_2933.JPEG"  # tfds converts this file, which it identifies by name
 N_TRAIN_EACH = 14
 N_VAL = 11
 
 
 def draw(number: int, kind: str = "RGB", size: tuple[int, int] | None = None) -> bytes:
-    """Returns a picture, smooth and unlike the others, of 40 to 90 pixels, as JPEG (or PNG)."""
+    """Returns a smooth, distinct image with sides of 40 to 90 pixels, as JPEG or PNG."""
     rng = np.random.default_rng(number)
     height, width = size or tuple(rng.integers(40, 90, 2))
     y, x = np.mgrid[0:height, 0:width] / 20
@@ -30,7 +30,7 @@ def draw(number: int, kind: str = "RGB", size: tuple[int, int] | None = None) ->
 
 
 def train_images() -> dict[str, bytes]:
-    """Returns the training images by file name; grey, CMYK, tiny and a PNG among them."""
+    """Returns training images by file name, including grey, CMYK and tiny ones, and a PNG."""
     images = {}
     for i, synset in enumerate(SYNSETS):
         for j in range(N_TRAIN_EACH):
@@ -45,7 +45,7 @@ def train_images() -> dict[str, bytes]:
 
 
 def val_images() -> dict[str, bytes]:
-    """Returns the validation images by file name, numbered from 1 without a gap."""
+    """Returns the validation images by file name, numbered from 1."""
     return {f"ILSVRC2012_val_{i + 1:08d}.JPEG": draw(2000 + i) for i in range(N_VAL)}
 
 
@@ -65,7 +65,7 @@ def write_tars(
     train: dict[str, bytes] | None = None,
     val: dict[str, bytes] | None = None,
 ) -> Path:
-    """Writes both ILSVRC tars, by default of `train_images` and `val_images`."""
+    """Writes both ILSVRC tars, by default from `train_images` and `val_images`."""
     directory.mkdir(parents=True, exist_ok=True)
     train = train_images() if train is None else train
     synsets: dict[str, dict[str, bytes]] = {}
@@ -81,7 +81,7 @@ def write_tars(
 def write_mlperf(
     directory: Path, split: str, labelled: list[tuple[str, bytes, int]], counts: list[int]
 ) -> None:
-    """Writes (name, image, label from 1 on) into files of `counts` records each."""
+    """Writes (name, image, label from 1) to files with `counts` records."""
     import tensorflow as tf
 
     def feature(value):

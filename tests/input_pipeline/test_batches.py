@@ -13,9 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import input_pipeline
-from input_pipeline import memory, prepare
-from input_pipeline.digits import builder as digits
-from input_pipeline.prepared import Prepared
+from input_pipeline import digits, memory, prepare
+from input_pipeline.formats import Prepared
 
 ONE_HOST = {"host_index": 0, "n_hosts": 1}
 
@@ -32,7 +31,7 @@ def as_keys(images):
 
 
 def csv_images():
-    """The images by an independent reading of the file: integers, no numpy parsing."""
+    """Returns images and labels from an independent parser of the file, without numpy."""
     with gzip.open(digits.CSV, "rt") as lines:
         rows = [[int(value) for value in line.split(",")] for line in lines]
     images = [bytes(int(value * 255 / 16) for value in row[:64]) for row in rows]
@@ -59,7 +58,7 @@ def test_evaluation_is_the_last_360_lines_in_order_with_padding_masked(digits_di
     assert as_keys(shown) == csv_images()[0][1437:]
 
 
-def test_the_batch_has_the_shapes_and_types_of_the_contract(digits_dir):
+def test_batches_have_the_documented_shapes_and_types(digits_dir):
     (batch,) = train(digits_dir, n_batches=1)
     assert {key: (value.shape, value.dtype.name) for key, value in batch.items()} == {
         "image": ((4, 100, 8, 8, 1), "uint8"),
@@ -68,16 +67,16 @@ def test_the_batch_has_the_shapes_and_types_of_the_contract(digits_dir):
         "flip": ((4, 100), "bool"),
     }
     assert batch["mask"].all()
-    assert not batch["flip"].any()  # a mirrored digit is none
+    assert not batch["flip"].any()  # digits are never mirrored
 
 
-def test_flips_are_drawn_where_asked_for(digits_dir):
+def test_flip_option_mirrors_half_of_the_images(digits_dir):
     batches = train(digits_dir, options={"flip": True})
     flips = np.stack([batch["flip"] for batch in batches])
     assert abs(flips.mean() - 0.5) < 4 * 0.5 / np.sqrt(flips.size)
 
 
-def test_a_flip_depends_on_example_and_epoch_not_on_the_batch_it_is_in(digits_dir):
+def test_a_flip_depends_on_example_and_epoch_only(digits_dir):
     drawn = []
     for n_batches, size in ((3, 479), (1, 1437)):
         batches = train(
@@ -93,13 +92,13 @@ def test_a_flip_depends_on_example_and_epoch_not_on_the_batch_it_is_in(digits_di
     assert drawn[0] == drawn[1]
 
 
-def test_epochs_have_different_orders_and_seeds_too(digits_dir):
+def test_epochs_and_seeds_have_different_orders(digits_dir):
     first = train(digits_dir, global_batch_size=1436, n_batches=2)
     assert (first[0]["image"] != first[1]["image"]).any()
     assert (train(digits_dir)[0]["label"] != train(digits_dir, seed=4)[0]["label"]).any()
 
 
-@pytest.mark.parametrize("step", [1, 2, 3, 4])  # 3 straddles the epochs' boundary, 4 is past it
+@pytest.mark.parametrize("step", [1, 2, 3, 4])  # 3 straddles two epochs, 4 is in the second
 def test_a_start_at_any_step_gives_the_same_batches(digits_dir, step):
     options = {"flip": True}
     for whole, part in zip(
@@ -110,7 +109,7 @@ def test_a_start_at_any_step_gives_the_same_batches(digits_dir, step):
         assert all((whole[key] == part[key]).all() for key in whole)
 
 
-def test_hosts_train_on_disjoint_examples_and_together_on_all(digits_dir):
+def test_hosts_partition_the_training_examples(digits_dir):
     shown = []
     for host in range(3):  # 479 examples each
         batches = train(
@@ -125,15 +124,15 @@ def test_hosts_train_on_disjoint_examples_and_together_on_all(digits_dir):
     assert Counter(shown) == Counter(csv_images()[0][:1437])
 
 
-def fake(monkeypatch, n_examples):
-    """A data set of n examples whose labels are 0 ... n - 1; nothing is on disk."""
+def simulate_data_set(monkeypatch, n_examples):
+    """Simulates a data set of n examples with labels 0 ... n - 1, without files."""
     lengths: dict[str, tuple[int, ...]] = {"train": (n_examples,), "test": (n_examples,)}
-    found = Prepared("fake", epath.Path("/nowhere"), (2, 2, 1), n_examples, lengths)
+    prepared = Prepared("fake", epath.Path("/nowhere"), (2, 2, 1), n_examples, lengths)
 
-    def load(found, split, image_size):
+    def load(prepared, split, image_size):
         return np.zeros((n_examples, 2, 2, 1), np.uint8), np.arange(n_examples, dtype=np.int32)
 
-    monkeypatch.setattr(prepare, "ensure", lambda name, data_dir: found)
+    monkeypatch.setattr(prepare, "ensure", lambda name, data_dir: prepared)
     monkeypatch.setattr(memory, "load", load)
 
 
@@ -143,7 +142,7 @@ def test_every_example_is_evaluated_once_on_any_hosts_and_devices(
     n_examples, n_hosts, n_devices, device_batch_size
 ):
     with pytest.MonkeyPatch.context() as monkeypatch:
-        fake(monkeypatch, n_examples)
+        simulate_data_set(monkeypatch, n_examples)
         seen, n_batches = [], set()
         for host in range(n_hosts):
             batches = list(
@@ -165,7 +164,7 @@ def test_every_example_is_evaluated_once_on_any_hosts_and_devices(
 
 @pytest.mark.parametrize("n_hosts", [32, 24, 7, 48])
 def test_the_50000_images_of_imagenet_are_seen_once_on_a_pod(monkeypatch, n_hosts):
-    fake(monkeypatch, 50_000)
+    simulate_data_set(monkeypatch, 50_000)
     shards = [
         input_pipeline.eval_batches(
             {"name": "fake", "data_dir": "/nowhere"},
@@ -196,9 +195,9 @@ def test_a_later_process_maps_the_decoded_arrays_and_needs_no_tensorflow(digits_
 
 
 @pytest.mark.parametrize("n_bytes", [0, 50, 1000])
-def test_decoded_arrays_that_were_copied_in_part_are_made_again(digits_dir, tmp_path, n_bytes):
-    found = prepare.ensure("digits", digits_dir)
-    images, labels = memory.load(found, "train", 8)
+def test_truncated_decoded_arrays_are_made_again(digits_dir, tmp_path, n_bytes):
+    prepared = prepare.ensure("digits", digits_dir)
+    images, labels = memory.load(prepared, "train", 8)
     shutil.copytree(digits_dir, tmp_path, dirs_exist_ok=True)
     for file in tmp_path.glob("digits/*/.train*.npy"):
         os.truncate(file, n_bytes)
@@ -226,16 +225,16 @@ def test_decoded_arrays_that_cannot_be_saved_leave_nothing_behind(
     assert not list(tmp_path.glob("digits/*/.*.npy*"))
 
 
-def test_decoded_arrays_of_other_files_are_not_used(digits_dir, tmp_path):
+def test_decoded_arrays_of_changed_files_are_not_used(digits_dir, tmp_path):
     shutil.copytree(digits_dir, tmp_path, dirs_exist_ok=True)
     (shard,) = tmp_path.glob("digits/*/digits-test.tfrecord-*")
     train_shard = shard.with_name(shard.name.replace("test", "train"))
-    found = prepare.ensure("digits", str(tmp_path))
-    memory.load(found, "train", 8)
+    prepared = prepare.ensure("digits", str(tmp_path))
+    memory.load(prepared, "train", 8)
     shutil.copy(shard, train_shard)
     memory.load.cache_clear()
-    with pytest.raises(ValueError, match=r"holds 360 examples, its metadata say 1437"):
-        memory.load(found, "train", 8)
+    with pytest.raises(ValueError, match=r"contains 360 examples, but its metadata promise 1437"):
+        memory.load(prepared, "train", 8)
 
 
 def test_mean_pooling_averages_squares_to_the_nearest_integer():
@@ -247,7 +246,7 @@ def test_mean_pooling_averages_squares_to_the_nearest_integer():
     with pytest.raises(ValueError, match=r"divide the images' 28x28; use one of 28, 14, 7, 4, 2$"):
         memory.mean_pool(images, 13)
     with pytest.raises(
-        ValueError, match=r"divide the images' 14x28; small sets need square images"
+        ValueError, match=r"divide the images' 14x28; small data sets need square images"
     ):
         memory.mean_pool(images[:, :14], 14)
 
@@ -260,12 +259,12 @@ def test_mean_pooling_averages_squares_to_the_nearest_integer():
         ({"seed": -1}, r"seed=-1"),
         ({"host_index": 2, "n_hosts": 2}, r"host_index=2, n_hosts=2"),
         ({"n_hosts": 1500, "global_batch_size": 6000}, r"n_hosts=1500: more than the 1437"),
-        ({"options": {"cropp": 1}}, r"dataset.cropp=1: no such option; known: name, data_dir"),
-        ({"options": {"cache": "gpu"}}, r"dataset.cache='gpu': must be one of none, jpeg, decoded"),
+        ({"options": {"cropp": 1}}, r"dataset.cropp=1: no such option; options: name, data_dir"),
+        ({"options": {"image_dtype": "f4"}}, r"image_dtype='f4': must be one of uint8, bfloat16"),
         ({"options": {"image_size": 3}}, r"image_size=3: must divide"),
     ],
 )
-def test_nonsense_is_told_in_one_line(digits_dir, change, message):
+def test_invalid_arguments_raise_one_line_errors(digits_dir, change, message):
     with pytest.raises(ValueError, match=message) as error:
         train(digits_dir, **change)
     assert "\n" not in str(error.value)

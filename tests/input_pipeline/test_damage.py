@@ -1,4 +1,4 @@
-"""Damaged data: one clear message each, before the start or at the very example; never a hang."""
+"""Damaged data raise one-line errors that name the file or example, and never hang."""
 
 import contextlib
 import itertools
@@ -45,7 +45,7 @@ def evaluate(directory):
 
 
 @contextlib.contextmanager
-def told(*words):
+def one_line_error(*words):
     with pytest.raises(ValueError, match=words[0]) as error:
         yield error
     message = str(error.value)
@@ -56,7 +56,7 @@ def told(*words):
 
 @pytest.fixture
 def copied(imagenet_dir, tmp_path):
-    """A copy of the miniature to damage: (data_dir, the directory of its files)."""
+    """A copy of the miniature to damage: its data_dir and the directory of its files."""
     shutil.copytree(imagenet_dir, tmp_path / "data")
     return tmp_path / "data", tmp_path / "data" / "imagenet2012" / "5.1.0"
 
@@ -67,16 +67,16 @@ VAL_SHARD = "imagenet2012-validation.tfrecord-00000-of-00001"
 
 def test_missing_shard(copied):
     (copied[1] / VAL_SHARD).unlink()
-    with told(VAL_SHARD, "is missing; copy or prepare"):
-        train(copied[0])  # before training, although evaluation needs it
+    with one_line_error(VAL_SHARD, "is missing; copy or prepare"):
+        train(copied[0])  # before training, although only evaluation needs the file
 
 
-def test_an_evaluation_does_not_look_through_the_files_again(copied, monkeypatch):
-    """Thousands of files of a bucket, within the seconds that are reported."""
+def test_an_evaluation_does_not_check_the_files_again(copied, monkeypatch):
+    """Checking thousands of files in a bucket would count towards the reported seconds."""
     batches = input_pipeline.eval_batches(
         options(copied[0]), device_batch_size=4, host_index=0, n_hosts=1, n_local_devices=1
     )
-    monkeypatch.setattr(prepare, "ensure", None)  # were it called, this would fail
+    monkeypatch.setattr(prepare, "ensure", None)  # calling it fails
     first, second = ([batch["image"] for batch in batches] for _ in range(2))
     assert len(first) == 3
     np.testing.assert_array_equal(first, second)
@@ -84,38 +84,38 @@ def test_an_evaluation_does_not_look_through_the_files_again(copied, monkeypatch
 
 def test_zero_byte_shard(copied):
     (copied[1] / TRAIN_SHARD).write_bytes(b"")
-    with told(TRAIN_SHARD, "is empty; copy or prepare"):
+    with one_line_error(TRAIN_SHARD, "is empty; copy or prepare"):
         train(copied[0])
 
 
 def test_truncated_shard(copied):
     shard = copied[1] / TRAIN_SHARD
     shard.write_bytes(shard.read_bytes()[:-100])
-    with told(TRAIN_SHARD, "truncated"):
+    with one_line_error(TRAIN_SHARD, "truncated"):
         train(copied[0])
 
 
-def test_shard_with_fewer_examples_than_promised(copied):
+def test_shard_with_fewer_examples_than_in_its_metadata(copied):
     info = copied[1] / "dataset_info.json"
     described = json.loads(info.read_text())
     for split in described["splits"]:
         split["shardLengths"] = [str(int(split["shardLengths"][0]) + 2)]
     info.write_text(json.dumps(described))
-    with told(TRAIN_SHARD, "holds 42 examples, its metadata say 44"):
+    with one_line_error(TRAIN_SHARD, "contains 42 examples, but its metadata promise 44"):
         train(copied[0])
-    with told(VAL_SHARD, "holds 11 examples, its metadata say 13"):
+    with one_line_error(VAL_SHARD, "contains 11 examples, but its metadata promise 13"):
         evaluate(copied[0])
 
 
 def test_labels_file_in_another_order(copied):
     file = copied[1] / "label.labels.txt"
     file.write_text("\n".join(reversed(file.read_text().split())))
-    with told("label.labels.txt", "not the 1000 synsets of ImageNet in order"):
+    with one_line_error("label.labels.txt", "not the 1000 synsets of ImageNet in order"):
         train(copied[0])
 
 
 def test_empty_directory(tmp_path):
-    with told("imagenet2012: is not prepared there", "python -m input_pipeline"):
+    with one_line_error("imagenet2012: is not prepared there", "python -m input_pipeline"):
         train(tmp_path)
 
 
@@ -124,13 +124,13 @@ def test_empty_evaluation_split(copied):
     described = json.loads(info.read_text())
     described["splits"] = [split for split in described["splits"] if split["name"] == "train"]
     info.write_text(json.dumps(described))
-    with told("no validation split, or an empty one"):
+    with one_line_error("no validation split, or an empty one"):
         input_pipeline.describe(**options(copied[0]))
 
 
 def test_directory_of_another_data_set(digits_dir, tmp_path):
     shutil.copytree(Path(digits_dir) / "digits", tmp_path / "imagenet2012")
-    with told("holds digits, not imagenet2012"):
+    with one_line_error("contains digits, not imagenet2012"):
         train(tmp_path)
 
 
@@ -144,13 +144,13 @@ def test_directory_of_another_data_set(digits_dir, tmp_path):
         ("dataset_info.json", b'{"name": "imagenet2012", "splits": null}'),
     ],
 )
-def test_metadata_that_are_no_metadata(copied, file, content):
+def test_invalid_metadata(copied, file, content):
     (copied[1] / file).write_bytes(content)
-    with told("not a prepared image classification set"):
+    with one_line_error("not a prepared image classification data set"):
         input_pipeline.describe(**options(copied[0]))
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody without permission")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become a user without permission")
 def test_no_permission_to_read(copied):
     with tempfile.TemporaryDirectory() as directory:
         shutil.copytree(copied[0], directory, dirs_exist_ok=True)
@@ -159,7 +159,7 @@ def test_no_permission_to_read(copied):
         shard.chmod(0o600)
         try:
             os.seteuid(65534)
-            with told(TRAIN_SHARD, "no permission to read; grant it"):
+            with one_line_error(TRAIN_SHARD, "no permission to read; grant it"):
                 train(directory)
         finally:
             os.seteuid(0)
@@ -179,20 +179,22 @@ def corrupt_dir(tmp_path_factory):
 
 @pytest.mark.parametrize("cache", ["none", "decoded"])
 def test_corrupt_images_are_named(corrupt_dir, cache):
-    with told("corrupt example", "dataset.on_corrupt=skip", ".JPEG") as error:
+    with one_line_error("corrupt example", "dataset.on_corrupt=skip", ".JPEG") as error:
         train(corrupt_dir, cache=cache)
     named = set(re.findall(r"n\d+_\d+.JPEG", str(error.value)))
     assert named <= {CORRUPT, PNG}
+    if PNG in named:
+        assert "a PNG, not a JPEG" in str(error.value)
 
 
-def test_skipping_gives_the_place_to_a_neighbour_and_moves_nothing_else(
+def test_a_skipped_image_is_replaced_by_a_neighbour_and_nothing_else_moves(
     corrupt_dir, imagenet_dir, caplog
 ):
     skipped = train(corrupt_dir, on_corrupt="skip", n_batches=6)
     assert f"{PNG} (imagenet2012-train.tfrecord-00000-of-00001__" in caplog.text
     assert "a PNG, not a JPEG" in caplog.text
     assert f"{CORRUPT} (imagenet2012-train" in caplog.text
-    assert "2 corrupt examples left out" in caplog.text
+    assert "2 corrupt examples are skipped" in caplog.text
     intact = train(imagenet_dir, n_batches=6)
     differ = [
         (step, i)
@@ -211,10 +213,8 @@ def test_skipping_gives_the_place_to_a_neighbour_and_moves_nothing_else(
 
 
 @pytest.mark.parametrize("cache", ["none", "decoded"])
-def test_an_image_that_is_cut_short_is_skipped_alike_whatever_the_start(
-    mlperf_dir, tmp_path, cache
-):
-    """A crop above the cut needs nothing of what is lost; a whole image does."""
+def test_a_truncated_image_is_skipped_alike_from_any_start(mlperf_dir, tmp_path, cache):
+    """A crop above the cut can be decoded; the whole image cannot."""
     images = miniature.train_images()
     del images[miniature.PNG_IN_DISGUISE]
     for name in ("intact", "cut"):
@@ -238,37 +238,37 @@ def test_an_image_that_is_cut_short_is_skipped_alike_whatever_the_start(
             np.testing.assert_array_equal(one["image"], other["image"])
 
 
-def test_a_corrupt_evaluation_image_is_an_error_whatever_the_policy(mlperf_dir, tmp_path):
+def test_a_corrupt_evaluation_image_is_named(mlperf_dir, tmp_path):
     for file in mlperf_dir.glob("train-*"):
         shutil.copy(file, tmp_path)
     images = list(miniature.val_images().items())
     images[6] = (images[6][0], b"\xff\xd8 no image")
     labelled = [(name, image, 1) for name, image in images]
     miniature.write_mlperf(tmp_path, "validation", labelled, [11])
-    with told(images[6][0], "validation-00000-of-00001__6", "corrupt example"):
+    with one_line_error(images[6][0], "validation-00000-of-00001__6", "corrupt example"):
         evaluate(tmp_path)
 
 
 @pytest.mark.parametrize("label", [0, 1001])
-def test_a_label_beyond_the_classes_is_refused(mlperf_dir, tmp_path, label):
-    """Records of another making count from 0; their 0 would train as class 999."""
+def test_a_label_out_of_range_is_refused(mlperf_dir, tmp_path, label):
+    """In records that count labels from 0, label 0 would train as class 999."""
     for split, read in (("train", train), ("validation", evaluate)):
         directory = tmp_path / split
         shutil.copytree(mlperf_dir, directory, ignore=shutil.ignore_patterns(f"{split}*", ".*"))
         images = [(name, image, 1) for name, image in miniature.val_images().items()]
         images[3] = (*images[3][:2], label)
         miniature.write_mlperf(directory, split, images, [11])
-        with told(f"holds the label {label}, not one of 1 to 1000"):
+        with one_line_error(f"contains the label {label}, not one of 1 to 1000"):
             read(directory)
 
 
-def test_mlperf_file_cut_short_is_named_before_the_start(mlperf_dir, tmp_path):
+def test_a_truncated_mlperf_file_is_named_before_the_start(mlperf_dir, tmp_path):
     for file in mlperf_dir.glob("*-of-*"):
         shutil.copy(file, tmp_path)
     shard = tmp_path / "train-00002-of-00004"
     shard.write_bytes(shard.read_bytes()[:-1])
-    with told("train-00002-of-00004", "truncated"):
+    with one_line_error("train-00002-of-00004", "truncated"):
         input_pipeline.describe(**options(tmp_path))
     shard.unlink()
-    with told("train-00002-of-00004", "is missing"):
+    with one_line_error("train-00002-of-00004", "is missing"):
         input_pipeline.describe(**options(tmp_path))

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 import input_pipeline
-from input_pipeline.digits import builder as digits
-from input_pipeline.spec import KNOWN
+from input_pipeline import digits
+from input_pipeline.dataset import KNOWN
 
 
-def test_digits_mean_and_deviation_are_those_of_its_training_images():
+def test_digits_mean_and_deviation_are_over_its_training_images():
     images, _ = digits.read_csv()
     spec = KNOWN["digits"]
     np.testing.assert_allclose(spec.mean, images[: spec.n_train_examples].mean(), rtol=1e-4)
@@ -47,29 +47,29 @@ def test_a_prepared_set_is_described_from_disk_without_tensorflow(imagenet_dir):
         ("imagenet2012", r"data_dir=.*: imagenet2012: the directory does not exist; prepare it"),
     ],
 )
-def test_what_is_not_there_is_told_with_the_remedy(tmp_path, name, message):
+def test_missing_data_sets_raise_an_error_with_the_fix(tmp_path, name, message):
     with pytest.raises(ValueError, match=message) as error:
         input_pipeline.describe(name, str(tmp_path / "missing"))
     assert "\n" not in str(error.value)
 
 
-def test_an_unknown_name_without_a_directory_lists_the_known():
+def test_an_unknown_name_without_a_directory_lists_known_names():
     with pytest.raises(ValueError, match=r"digit: not a known data set; known: digits, mnist"):
         input_pipeline.describe("digit", None)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody without permission")
-def test_a_directory_without_permission_is_told(imagenet_dir):
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become a user without permission")
+def test_a_directory_without_permission_raises_one_line(imagenet_dir):
     try:
-        os.seteuid(65534)  # pytest's directories are closed to others
+        os.seteuid(65534)  # other users cannot read pytest's directories
         with pytest.raises(ValueError, match=r"no permission to read .*; grant it"):
             input_pipeline.describe("imagenet2012", str(imagenet_dir))
     finally:
         os.seteuid(0)
 
 
-def test_another_type_of_image_is_refused_where_it_would_be_ignored(tmp_path, imagenet_dir):
+def test_image_dtype_is_refused_where_it_would_be_ignored(tmp_path, imagenet_dir):
     for name in ("digits", "fashion_mnist"):
-        with pytest.raises(ValueError, match=r"image_dtype=bfloat16: is for sets .* leave it out"):
+        with pytest.raises(ValueError, match=r"image_dtype=bfloat16: applies .* leave it out"):
             input_pipeline.describe(name, str(tmp_path), image_dtype="bfloat16")
     input_pipeline.describe("imagenet2012", str(imagenet_dir), image_dtype="bfloat16")

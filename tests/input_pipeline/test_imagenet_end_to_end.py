@@ -1,4 +1,4 @@
-"""The published ImageNet recipe, on the miniature, through the command that users type."""
+"""Runs the published ImageNet recipe on the miniature through main.py."""
 
 import csv
 import json
@@ -32,17 +32,17 @@ def run(workdir, data_dir):
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
     }
-    ended = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
-    assert ended.returncode == 0, ended.stderr[-3000:]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:]
     return (workdir / "curve.csv").read_bytes()
 
 
 @pytest.mark.slow
-def test_the_recipe_runs_evaluates_each_image_once_and_repeats_bit_by_bit(imagenet_dir, tmp_path):
+def test_the_recipe_evaluates_each_image_once_and_repeats_bit_by_bit(imagenet_dir, tmp_path):
     curve = run(tmp_path / "first", imagenet_dir)
     rows = list(csv.DictReader(curve.decode().splitlines()))
     assert [row["step"] for row in rows] == ["3", "6"]
     assert {row["n_seen"] for row in rows} == {str(miniature.N_VAL)}
-    described = json.loads((tmp_path / "first" / "run.json").read_text())
-    assert (described["dataset"], described["status"]) == ("imagenet2012", "done")
+    record = json.loads((tmp_path / "first" / "run.json").read_text())
+    assert (record["dataset"], record["status"]) == ("imagenet2012", "done")
     assert run(tmp_path / "second", imagenet_dir) == curve

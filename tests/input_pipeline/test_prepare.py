@@ -10,11 +10,11 @@ import urllib.request
 import pytest
 
 from input_pipeline import __main__ as command
-from input_pipeline import fashion_mnist, prepare
+from input_pipeline import archives, prepare
 
 
-def test_an_unreachable_host_is_told_in_seconds_with_the_files_to_fetch(monkeypatch, tmp_path):
-    with socket.socket() as silent:  # accepts, and never answers
+def test_an_unreachable_host_is_reported_in_seconds_with_its_files(monkeypatch, tmp_path):
+    with socket.socket() as silent:  # accepts connections and never answers
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         monkeypatch.setattr(prepare, "REACH_SECONDS", 0.2)
@@ -27,25 +27,25 @@ def test_an_unreachable_host_is_told_in_seconds_with_the_files_to_fetch(monkeypa
         assert time.monotonic() - start < 2
 
 
-def test_name_resolution_without_a_timeout_of_its_own_does_not_hang(monkeypatch):
-    def resolve_for_ever(*_, **__):
+def test_slow_name_resolution_does_not_hang(monkeypatch):
+    def resolve_slowly(*_, **__):
         time.sleep(2)
         raise OSError("name resolution failed")
 
     monkeypatch.setattr(prepare, "REACH_SECONDS", 0.1)
-    monkeypatch.setattr(urllib.request, "urlopen", resolve_for_ever)
+    monkeypatch.setattr(urllib.request, "urlopen", resolve_slowly)
     start = time.monotonic()
     assert prepare._why_unreachable("http://example.invalid/file") == "no answer in 0.1 s"
     assert time.monotonic() - start < 1
 
 
-def test_debians_files_get_upstreams_headers_back(tmp_path):
-    """gzip itself writes the expected files: name and time in the header, the rest untouched."""
+def test_debians_files_get_upstreams_headers(tmp_path):
+    """The expected files are written by gzip, with name and time in the header."""
     source, target = tmp_path / "debian", tmp_path / "upstream"
     source.mkdir()
     target.mkdir()
     expected = {}
-    for name in fashion_mnist.FILES:
+    for name in archives.FASHION_MNIST_FILES:
         modified = {"train": 1504176606, "t10k": 1504176627}[name.split("-")[0]]
         packed = io.BytesIO()
         stem = name.removesuffix(".gz")
@@ -56,11 +56,11 @@ def test_debians_files_get_upstreams_headers_back(tmp_path):
         start = 10 + len(stem) + 1
         stripped = expected[name][:3] + flags_off + bytes(4) + expected[name][8:10]
         (source / name).write_bytes(stripped + expected[name][start:])
-    fashion_mnist.restore_headers(source, target)
+    archives.restore_fashion_mnist(source, target)
     assert {name: (target / name).read_bytes() for name in expected} == expected
-    (source / fashion_mnist.FILES[0]).unlink()
+    (source / archives.FASHION_MNIST_FILES[0]).unlink()
     with pytest.raises(ValueError, match=r"train-images-idx3-ubyte.gz missing.*apt-get install"):
-        fashion_mnist.restore_headers(source, target)
+        archives.restore_fashion_mnist(source, target)
 
 
 @pytest.mark.parametrize(
@@ -68,35 +68,35 @@ def test_debians_files_get_upstreams_headers_back(tmp_path):
     [
         (["--name=imagenet2012", "--data_dir={tmp}"], "is not prepared there"),
         (["--name=imagenet2012", "--data_dir={tmp}", "--manual_dir={tmp}"], "is missing"),
-        (["--name=nonsense", "--data_dir={tmp}"], "neither known here"),
-        (["--data_dir=/proc/none"], "cannot be made"),
+        (["--name=nonsense", "--data_dir={tmp}"], "neither a known data set"),
+        (["--data_dir=/proc/none"], "cannot be created"),
     ],
 )
 def test_the_command_ends_with_2_and_one_line(arguments, message, tmp_path, capsys):
     assert command.main([argument.format(tmp=tmp_path) for argument in arguments]) == 2
-    told = capsys.readouterr().err
-    assert told.count("\n") == 1
-    assert message in told
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert message in error
 
 
 @pytest.mark.slow
-def test_what_a_killed_preparation_left_is_removed_and_the_data_set_made(tmp_path):
-    """A process that is killed while tfds writes; then a second try."""
+def test_leftovers_of_a_killed_preparation_are_removed(tmp_path):
+    """The first process is killed while tfds writes. The second one succeeds."""
     code = (
         "import os, signal\n"
         "from input_pipeline import prepare\n"
-        "from input_pipeline.digits.builder import Digits\n"
+        "from input_pipeline.digits import Digits\n"
         "Digits._generate_examples = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
         f"prepare.ensure('digits', {str(tmp_path)!r})"
     )
     killed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert killed.returncode == -9, killed.stderr
     (leftover,) = tmp_path.glob("digits/*incomplete*")
-    told = io.StringIO()
-    with contextlib.redirect_stderr(told):
+    stderr = io.StringIO()
+    with contextlib.redirect_stderr(stderr):
         assert prepare.ensure("digits", str(tmp_path)).n_examples("train") == 1437
-    assert f"{leftover}: left by a preparation that was killed" in told.getvalue()
-    assert f"digits: not in {tmp_path} yet" in told.getvalue()
+    assert f"{leftover}: left by a preparation that was killed" in stderr.getvalue()
+    assert f"digits: not in {tmp_path} yet" in stderr.getvalue()
     assert not list(tmp_path.glob("**/*incomplete*"))
 
 
@@ -112,8 +112,8 @@ def test_processes_that_start_together_prepare_once(tmp_path):
         )
         for _ in range(2)
     ]
-    shown = [process.communicate(timeout=120) for process in processes]
+    outputs = [process.communicate(timeout=120) for process in processes]
     assert [process.returncode for process in processes] == [0, 0]
-    assert [out.strip() for out, _ in shown] == ["1437", "1437"]
-    assert sum("Downloading and preparing" in told for _, told in shown) == 1
+    assert [out.strip() for out, _ in outputs] == ["1437", "1437"]
+    assert sum("Downloading and preparing" in error for _, error in outputs) == 1
     assert not list(tmp_path.glob("**/*incomplete*"))

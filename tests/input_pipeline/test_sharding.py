@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from input_pipeline import randomness, sharding
+from input_pipeline import sharding
 
 
 @given(st.integers(0, 60_000), st.integers(1, 48))
@@ -28,7 +28,7 @@ def test_coin_flips_are_fair_and_independent_of_neighbours_epochs_and_seeds():
     bound = 4 / np.sqrt(n)  # four standard deviations of the mean of fair +-1
     index = np.arange(n)
     flips = {
-        (seed, epoch): randomness.coin_flips(seed, np.full(n, epoch), index) * 2.0 - 1
+        (seed, epoch): sharding.coin_flips(seed, np.full(n, epoch), index) * 2.0 - 1
         for seed in (0, 1)
         for epoch in (0, 1)
     }
@@ -39,10 +39,10 @@ def test_coin_flips_are_fair_and_independent_of_neighbours_epochs_and_seeds():
         assert abs((one * other).mean()) < bound
 
 
-def test_every_shard_and_epoch_has_its_own_order():
+def test_shards_epochs_and_seeds_have_different_orders():
     a, b = (0, 50), (50, 100)
     orders = [
-        randomness.epoch_order(seed, epoch, shard)
+        sharding.epoch_order(seed, epoch, shard)
         for seed, epoch, shard in [(0, 0, a), (0, 1, a), (1, 0, a), (0, 0, b)]
     ]
     assert all((np.sort(order) == np.arange(50)).all() for order in orders)

@@ -8,8 +8,7 @@ import pytest
 from PIL import Image
 
 import input_pipeline
-from input_pipeline import spec, stream
-from input_pipeline.options import Options
+from input_pipeline import dataset, stream
 
 N_TRAIN = 42
 
@@ -32,10 +31,12 @@ def train(directory, first_step=0, n_batches=6, host=(0, 1), **chosen):
 
 
 def ordered(directory, shard, seed=0):
-    """The examples of a shard in the order of training, not yet decoded."""
-    found = spec.locate("imagenet2012", str(directory))
-    assert found is not None
-    return stream.ordered(found, Options(**options(directory)), seed, shard, 0, [], named=True)
+    """Returns the encoded examples of a shard in training order."""
+    prepared = dataset.locate("imagenet2012", str(directory))
+    assert prepared is not None
+    return stream.ordered(
+        prepared, dataset.Options(**options(directory)), seed, shard, 0, named=True
+    )
 
 
 def assert_same(batches, others):
@@ -50,7 +51,7 @@ def whole(imagenet_dir):
     return train(imagenet_dir)
 
 
-# 42 examples in batches of 12: step 3 straddles the first epoch's end, 4 is the next
+# 42 examples in batches of 12: batch 3 straddles two epochs, batch 4 is in the second
 @pytest.mark.parametrize("step", [1, 2, 3, 4])
 def test_a_start_at_any_step_gives_the_same_batches(imagenet_dir, whole, step):
     assert_same(train(imagenet_dir, step, 6 - step), whole[step:])
@@ -61,14 +62,14 @@ def test_caching_jpegs_changes_no_bit(imagenet_dir, whole):
 
 
 def test_caching_decoded_images_changes_only_the_rims_of_crops(imagenet_dir, whole):
-    # libjpeg interpolates chroma over the rim of a crop from what it has decoded
+    # libjpeg interpolates chroma at the rim of a crop from the pixels that it has decoded
     for one, other in zip(train(imagenet_dir, cache="decoded"), whole, strict=True):
         np.testing.assert_array_equal(one["label"], other["label"])
         np.testing.assert_array_equal(one["flip"], other["flip"])
         assert np.abs(one["image"].astype(int) - other["image"]).mean() < 0.2
 
 
-def test_an_epoch_shows_every_example_once_and_the_next_in_another_order(imagenet_dir):
+def test_every_epoch_has_every_example_once_in_a_new_order(imagenet_dir):
     shown = [
         (int(example["epoch"]), example["id"].numpy().split()[0].decode())
         for example in ordered(imagenet_dir, (0, N_TRAIN)).take(2 * N_TRAIN)
@@ -79,7 +80,7 @@ def test_an_epoch_shows_every_example_once_and_the_next_in_another_order(imagene
 
 
 def test_no_two_seeds_share_an_order_in_any_epoch(imagenet_dir):
-    """tf.data reduces a shuffle's seed: 2 seed + epoch would give seed 1 the orders of seed 0."""
+    """tf.data reduces shuffle seeds: with 2 seed + epoch, seeds 0 and 1 would share orders."""
     orders = set()
     for seed in range(4):
         examples = list(ordered(imagenet_dir, (0, N_TRAIN), seed).take(6 * N_TRAIN))
@@ -88,7 +89,7 @@ def test_no_two_seeds_share_an_order_in_any_epoch(imagenet_dir):
     assert len(orders) == 24
 
 
-def test_every_epoch_crops_anew(imagenet_dir):
+def test_every_epoch_has_new_crops(imagenet_dir):
     chosen = {"seed": 0, "global_batch_size": N_TRAIN, "host_index": 0, "n_hosts": 1}
     batches = input_pipeline.train_batches(
         options(imagenet_dir, image_size=8), first_step=0, n_local_devices=1, **chosen
@@ -96,10 +97,10 @@ def test_every_epoch_crops_anew(imagenet_dir):
     first, second = (
         {image.tobytes() for image in batch["image"][0]} for batch in itertools.islice(batches, 2)
     )
-    assert len(first & second) < 5  # the picture of one pixel, and what chance repeats
+    assert len(first & second) < 5  # the image of one pixel, and coincidences
 
 
-def test_hosts_read_disjoint_shards_that_are_the_whole(imagenet_dir):
+def test_hosts_partition_the_training_examples(imagenet_dir):
     names: Counter[str] = Counter()
     for shard in ((0, 14), (14, 28), (28, 42)):
         examples = ordered(imagenet_dir, shard).take(14)
@@ -108,32 +109,34 @@ def test_hosts_read_disjoint_shards_that_are_the_whole(imagenet_dir):
 
 
 def test_labels_belong_to_their_images(imagenet_dir):
-    """The class is in the file name: tfds's labels against it, through shuffling and batching."""
+    """The file name contains the class, which must match the label after shuffling."""
     for example in ordered(imagenet_dir, (0, N_TRAIN)).take(N_TRAIN):
         name = example["id"].numpy().decode()
         assert int(example["label"]) == miniature.CLASSES[name.split("_")[0]]
 
 
 @pytest.mark.parametrize("cache", ["none", "jpeg"])
-def test_evaluation_shows_central_crops_once_in_order(imagenet_dir, cache):
-    chosen = options(imagenet_dir, cache=cache)
-    for _ in range(2):  # the second from the cache
-        batches = list(
-            input_pipeline.eval_batches(
-                chosen, device_batch_size=2, host_index=0, n_hosts=1, n_local_devices=2
-            )
-        )
+def test_evaluation_has_every_central_crop_once(imagenet_dir, cache):
+    evaluation = input_pipeline.eval_batches(
+        options(imagenet_dir, cache=cache),
+        device_batch_size=2,
+        host_index=0,
+        n_hosts=1,
+        n_local_devices=2,
+    )
+    for _ in range(2):  # the second time from the cache
+        batches = list(evaluation)
         mask = np.concatenate([batch["mask"].ravel() for batch in batches])
         images = np.concatenate([batch["image"].reshape(-1, 24, 24, 3) for batch in batches])[mask]
         assert len(batches) == 3
         assert mask.sum() == miniature.N_VAL
-        found = sorted(image.mean() for image in images)
+        means = sorted(image.mean() for image in images)
         expected = sorted(central_mean(jpeg) for jpeg in miniature.val_images().values())
-        np.testing.assert_allclose(found, expected, atol=1.0)
+        np.testing.assert_allclose(means, expected, atol=1.0)
 
 
 def central_mean(jpeg):
-    """Mean of the central square of 24/56 of the shorter side, by another decoder."""
+    """Returns the mean of the central square, 24/56 of the shorter side, from another decoder."""
     image = np.asarray(Image.open(io.BytesIO(jpeg)), np.float64)
     side = int(24 / 56 * min(image.shape[:2]))
     y, x = ((length - side + 1) // 2 for length in image.shape[:2])
@@ -142,7 +145,7 @@ def central_mean(jpeg):
 
 
 @pytest.mark.parametrize(("image_dtype", "value_bytes"), [("uint8", 1), ("bfloat16", 2)])
-def test_what_a_cache_needs_is_files_and_evaluation_images(mlperf_dir, image_dtype, value_bytes):
+def test_a_cache_needs_the_files_and_evaluation_images(mlperf_dir, image_dtype, value_bytes):
     """Two hosts: half of the files, and six of eleven images at their final size."""
     n_bytes = sum(file.stat().st_size for file in mlperf_dir.glob("train-*"))
     limit_gib = (n_bytes * 20 / 41 + 6 * 24 * 24 * 3 * value_bytes) / 2**30
@@ -152,22 +155,22 @@ def test_what_a_cache_needs_is_files_and_evaluation_images(mlperf_dir, image_dty
         train(mlperf_dir, cache_limit_gib=limit_gib * 0.999, **kept)
 
 
-def test_a_shuffle_buffer_larger_than_the_shard_is_one_of_its_size(imagenet_dir, whole):
-    """TensorFlow allocates what it is told: 10**12 would end the process."""
-    assert_same(train(imagenet_dir, n_batches=1, shuffle_buffer_examples=10**12), whole[:1])
-    assert_same(train(imagenet_dir, n_batches=6, shuffle_buffer_examples=N_TRAIN), whole)
-
-
 def test_a_cache_beyond_its_limit_is_refused_before_the_start(imagenet_dir):
     with pytest.raises(ValueError, match=r"dataset.cache=decoded: needs .* GiB on this host"):
         train(imagenet_dir, cache="decoded", cache_limit_gib=1e-6)
 
 
-def test_mlperfs_records_give_the_same_images_and_labels_from_zero_on(mlperf_dir):
+def test_the_shuffle_buffer_is_limited_to_the_shard(imagenet_dir, whole):
+    """TensorFlow allocates the whole buffer, so 10**12 examples would end the process."""
+    assert_same(train(imagenet_dir, n_batches=1, shuffle_buffer_examples=10**12), whole[:1])
+    assert_same(train(imagenet_dir, n_batches=6, shuffle_buffer_examples=N_TRAIN), whole)
+
+
+def test_mlperfs_records_give_the_same_images_with_labels_from_zero(mlperf_dir):
     description = input_pipeline.describe("imagenet2012", str(mlperf_dir))
     assert (description.n_train_examples, description.n_eval_examples) == (41, miniature.N_VAL)
     shown: dict[str, tuple[bytes, int]] = {}
-    for shard in ((0, 20), (20, 22), (22, 41)):  # bounds at, before and within a file's end
+    for shard in ((0, 20), (20, 22), (22, 41)):  # bounds at and inside files
         n_examples = shard[1] - shard[0]
         for example in ordered(mlperf_dir, shard).take(n_examples):
             name = example["id"].numpy().decode().split(" ")[0]
@@ -180,12 +183,12 @@ def test_mlperfs_records_give_the_same_images_and_labels_from_zero_on(mlperf_dir
     }
 
 
-def test_mlperfs_records_restart_like_the_others(mlperf_dir):
+def test_mlperfs_records_can_start_at_any_step(mlperf_dir):
     assert_same(train(mlperf_dir, 2, 3), train(mlperf_dir, 0, 5)[2:])
 
 
-def test_hosts_without_an_image_pad_in_the_same_type(imagenet_dir):
-    """20 hosts for 11 images: in a collective all must bring the same shapes and types."""
+def test_hosts_without_examples_pad_with_the_same_dtype(imagenet_dir):
+    """20 hosts share 11 images. Collectives need equal shapes and dtypes on all hosts."""
     kinds = set()
     for host in (0, 19):
         (batch,) = input_pipeline.eval_batches(

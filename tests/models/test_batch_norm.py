@@ -1,4 +1,4 @@
-"""Batch normalisation against numpy over the examples that share statistics, on any placement."""
+"""Compares batch normalisation with numpy, for several spans and numbers of devices."""
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,7 @@ def norm(x, span=0, axis_name=None, decay=0.9):
 
 @pytest.mark.parametrize("offset", [0.0, 1e3, -3e4])
 def test_variance_survives_a_large_mean(offset):
-    """x = 1000 +- 0.1: E[x^2] - E[x]^2 in float32 gives 0, hence an output deviation of 31."""
+    """For x = 1000 +- 0.1, E[x^2] - E[x]^2 in float32 is 0, which scales the output to 31."""
     x = (offset + 0.1 * np.random.default_rng(0).normal(size=(64, 4, 4, 3))).astype(np.float32)
     y, stats = norm(jnp.asarray(x), decay=0.0)
     want = x.astype(np.float64)
@@ -34,7 +34,7 @@ def test_variance_survives_a_large_mean(offset):
 
 @pytest.mark.parametrize("value", [1.0, 1000.0, -3e4])
 def test_bfloat16s_smallest_spread_survives_any_mean(value):
-    """Two neighbouring bfloat16 numbers, at random: no float32 sum may lose their difference."""
+    """Float32 sums must resolve the difference of two neighbouring bfloat16 numbers."""
     low, high = sorted(float(jnp.bfloat16(value * (1 + step))) for step in (0, 2**-7))
     x = np.random.default_rng(0).choice([low, high], size=(64, 8, 8, 3))
     assert high > low
@@ -58,8 +58,8 @@ def test_sub_batches_are_separate_batches():
     np.testing.assert_allclose(stats["var"], mean, rtol=1e-5)
 
 
-def test_evaluation_takes_the_running_statistics_for_a_batch_of_any_size():
-    """Seven examples, which the span of three does not divide; a variance of epsilon's size."""
+def test_evaluation_uses_the_running_statistics_for_any_batch_size():
+    """The span of 3 does not divide the 7 examples, and a variance is as small as epsilon."""
     x = np.random.default_rng(0).normal(size=(7, 2, 2, 3)).astype(np.float32)
     stats = {"mean": np.float32([1, 2, 3]), "var": np.float32([0.5, 2, 0.1])}
     params = {"scale": np.float32([1, 3, -1]), "bias": np.float32([0, 1, 2])}
@@ -71,7 +71,7 @@ def test_evaluation_takes_the_running_statistics_for_a_batch_of_any_size():
     jax.tree.map(np.testing.assert_array_equal, new["batch_stats"], stats)
 
 
-def test_statistics_of_bfloat16_are_float32s_and_the_output_is_bfloat16():
+def test_bfloat16_inputs_have_float32_statistics_and_bfloat16_output():
     x = 5 + np.random.default_rng(0).normal(size=(32, 4, 4, 3))
     x = jnp.asarray(x, jnp.bfloat16)
     y, stats = norm(x, decay=0.0)
@@ -109,7 +109,7 @@ def test_gradient_of_batch_norm_is_that_of_the_plain_formula():
 
 
 def after_a_batch(x, span, running_variance, old):
-    """Running statistics after x [devices, parts, examples, c]: a device's parts one by one."""
+    """Returns the running statistics after x [devices, parts, examples, c]."""
     module = BatchNorm(span, 0.8, 1e-5, "batch", running_variance=running_variance)
     params = {"scale": jnp.ones(x.shape[-1]), "bias": jnp.zeros(x.shape[-1])}
 
@@ -127,7 +127,7 @@ def after_a_batch(x, span, running_variance, old):
     ("parts", "span"), [(1, 8), (1, 4), (1, 16), (2, 4)], ids=["own", "sub", "joined", "parts"]
 )
 def test_running_variance_is_the_groups_mean_or_that_of_all_examples_together(parts, span):
-    """Eight devices whose groups differ in mean, against float64 numpy over the whole batch."""
+    """Compares eight devices whose groups differ in mean with float64 numpy."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(8, parts, 8 // parts, 3)) + 3 * rng.normal(size=(8, 1, 1, 3))
     x = (x + [0, 5, -100]).astype(np.float32)
@@ -137,9 +137,7 @@ def test_running_variance_is_the_groups_mean_or_that_of_all_examples_together(pa
         "pooled": flat.var(0),
         "mean_of_groups": flat.reshape(-1, span, 3).var(1).mean(0),
     }
-    assert (
-        variance["pooled"] > 1.3 * variance["mean_of_groups"]
-    ).all()  # or one would be the other
+    assert (variance["pooled"] > 1.3 * variance["mean_of_groups"]).all()  # the two must differ
     for name, want in variance.items():
         new = after_a_batch(x, span, name, old)
         np.testing.assert_allclose(new["mean"], 0.8 * old["mean"] + 0.2 * flat.mean(0), rtol=1e-5)

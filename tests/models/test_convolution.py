@@ -1,4 +1,4 @@
-"""Padding in closed form; the stem over blocks: the plain one's parameter, output, gradient."""
+"""Padding in closed form, and the equality of the two stems."""
 
 import jax
 import jax.numpy as jnp
@@ -39,7 +39,7 @@ def test_the_stem_over_blocks_is_the_plain_stem(height, width):
 
 @pytest.mark.parametrize("side", [6, 7])
 def test_same_with_stride_2_pads_even_sides_at_the_end_only(side):
-    """(0, 1) on even sides, (1, 1) on odd ones: where TensorFlow's fixed padding has (1, 1)."""
+    """Even sides are padded by (0, 1) and odd ones by (1, 1), unlike TensorFlow's fixed padding."""
     x = np.random.default_rng(0).normal(size=(1, side, side, 1)).astype(np.float32)
     first = np.zeros((3, 3, 1, 1), np.float32)
     first[0, 0] = 1  # the output is the first pixel of each window

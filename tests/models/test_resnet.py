@@ -1,4 +1,4 @@
-"""The network against float64 numpy, against closed forms, and over placements."""
+"""Compares the network with a float64 transcription and with closed forms."""
 
 import math
 import re
@@ -33,7 +33,7 @@ def apply_in_training(model, variables, x):
 
 
 def resnet50_shapes():
-    """Every tensor of ResNet-50 v1.5, layer by layer, as the paper's table 1 lists them."""
+    """Returns the shapes of all tensors of ResNet-50 v1.5, from table 1 of the paper."""
     layers = {"stem": (7, 7, 3, 64), "bn_stem": 64, "head": (2048, 1000)}
     c_in = 64
     for stage, (blocks, c) in enumerate([(3, 64), (4, 128), (6, 256), (3, 512)], start=1):
@@ -136,7 +136,7 @@ def test_forward_pass_is_the_float64_transcription(side, stem, span):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(6, side, side, 3)).astype(np.float32)
     variables = initialise(model, x[:1])
-    # All scales (the zero ones too) and biases random, or half of the network would not count.
+    # Random scales and biases: zero scales would disable half of the network.
     params = jax.tree.map(
         lambda w: rng.normal(size=w.shape).astype(np.float32), variables["params"]
     )
@@ -148,7 +148,7 @@ def test_forward_pass_is_the_float64_transcription(side, stem, span):
 
 @pytest.mark.parametrize(("devices", "span"), [(2, 4), (1, 2)], ids=["joined", "divided"])
 def test_options_of_batch_norm_reach_it(devices, span):
-    """A stem and a head, four examples: statistics over two devices, or over half a device."""
+    """Uses a stem and a head on four examples, with statistics over two devices or half of one."""
     options = {"bn_decay": 0.5, "bn_epsilon": 0.25, "bn_running_variance": "pooled"}
     model = ResNet((), 4, 5, 3, 1, False, bn_span=span, axis_name="batch", **options)
     rng = np.random.default_rng(0)
@@ -200,10 +200,11 @@ def test_the_stem_over_blocks_is_the_same_network():
 
 
 def test_initialisers():
-    """Kernels: a normal distribution cut at two deviations, of variance 1 / fan-in after the cut.
+    """Initial values have the distributions of the submissions.
 
-    The head: a normal distribution of deviation 0.01, not cut. Biases 0; scales 1, but 0 for the
-    last of a block. Running means 0, variances 1.
+    Kernels: normal, truncated at two deviations, with variance 1 / fan-in after truncation.
+    Head: normal with deviation 0.01, not truncated. Biases: 0. Scales: 1, but 0 for the last scale
+    of a block. Running means: 0. Running variances: 1.
     """
     variables = initialise(ResNet((1,), 64, 1000), jnp.zeros((1, 16, 16, 3)))
     for path, leaf in jax.tree_util.tree_flatten_with_path(variables["batch_stats"])[0]:
@@ -221,7 +222,7 @@ def test_initialisers():
             assert scipy.stats.kstest(standard, cut.cdf).pvalue > 1e-3, path
         else:
             assert (values == (kind == "scale" and layer != "bn3")).all(), path
-    assert len({float(leaf.ravel()[0]) for leaf in kernels(params)}) == 6  # no two drawn alike
+    assert len({float(leaf.ravel()[0]) for leaf in kernels(params)}) == 6  # all kernels differ
 
 
 def kernels(params):
@@ -238,11 +239,11 @@ def test_bfloat16_computes_in_bfloat16_and_keeps_float32_parameters_and_statisti
     exact = model.clone(compute_dtype="float32", logits_dtype="float32")
     want, _ = apply_in_training(exact, variables, x)
     np.testing.assert_allclose(np.float32(logits), want, atol=0.03 * np.abs(want).max())
-    assert not np.allclose(np.float32(logits), want, rtol=1e-5, atol=0)  # it was not float32
+    assert not np.allclose(np.float32(logits), want, rtol=1e-5, atol=0)  # not computed in float32
 
 
 @pytest.mark.parametrize(("compute", "logits"), [("bfloat16", "float32"), ("float32", "bfloat16")])
-def test_every_product_computes_in_compute_dtype_and_the_logits_have_theirs(compute, logits):
+def test_products_use_compute_dtype_and_logits_their_own_dtype(compute, logits):
     model = ResNet((1,), 8, 10, compute_dtype=compute, logits_dtype=logits)
     x = jnp.zeros((4, 16, 16, 3))
     variables = shapes(model, 16, 3)

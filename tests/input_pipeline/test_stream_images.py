@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from input_pipeline import preprocess
+from input_pipeline import stream
 from input_pipeline.host import tensorflow
 
 
@@ -18,7 +18,7 @@ def keys_cubic(x):
 
 
 def bicubic(image, size):
-    """float64 transcription: half-pixel centres, no antialiasing, no taps outside the image."""
+    """Bicubic resize in float64: half-pixel centres, no antialiasing, no taps outside the image."""
 
     def weights(length):
         centre = (np.arange(size) + 0.5) * length / size - 0.5
@@ -33,22 +33,22 @@ def bicubic(image, size):
 def test_resize_is_keys_bicubic_rounded_and_clipped(shape):
     image = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
     exact = bicubic(image, 32)
-    resized = preprocess.resize(tensorflow().constant(image), 32, "uint8").numpy()
+    resized = stream.resize(tensorflow().constant(image), 32, "uint8").numpy()
     assert resized.dtype == np.uint8
-    # TensorFlow's kernel is tabulated at 1/1024: up to 0.2 of a grey level on noise
+    # TensorFlow tabulates the kernel at 1/1024, which costs up to 0.2 grey levels on noise
     assert np.abs(resized - np.clip(exact, 0, 255)).max() < 0.5 + 0.3
 
 
-def test_an_image_of_the_right_size_passes_unchanged():
+def test_an_image_of_the_right_size_is_unchanged():
     image = np.arange(256, dtype=np.uint8).repeat(3 * 4).reshape(32, 32, 3)
-    resized = preprocess.resize(tensorflow().constant(image), 32, "uint8").numpy()
+    resized = stream.resize(tensorflow().constant(image), 32, "uint8").numpy()
     np.testing.assert_array_equal(resized, image)
 
 
 def test_bfloat16_keeps_the_overshoot_of_the_submissions():
     image = np.zeros((40, 40, 3), np.uint8)
     image[:, 20:] = 255
-    resized = preprocess.resize(tensorflow().constant(image), 64, "bfloat16").numpy()
+    resized = stream.resize(tensorflow().constant(image), 64, "bfloat16").numpy()
     assert resized.dtype.name == "bfloat16"
     exact = bicubic(image, 64)
     assert exact.max() > 265
@@ -65,20 +65,20 @@ def test_bfloat16_keeps_the_overshoot_of_the_submissions():
     ],
 )
 def test_the_eval_window_is_the_central_square(shape, window):
-    found = preprocess.eval_window(tensorflow().constant(shape), 224)
-    assert tuple(found.numpy()) == window
+    square = stream.eval_window(tensorflow().constant(shape), 224)
+    assert tuple(square.numpy()) == window
 
 
-def test_decoding_a_window_is_cutting_it_out_of_the_picture():
+def test_decoding_a_window_equals_cropping_the_image():
     jpeg = miniature.draw(5, size=(60, 80))
     whole = np.asarray(Image.open(io.BytesIO(jpeg)), np.int64)  # another decoder
     window = (8, 16, 30, 50)
     tf = tensorflow()
-    part = preprocess.decode_window(tf.constant(jpeg), tf.constant(window)).numpy()
+    part = stream.decode_window(tf.constant(jpeg), tf.constant(window)).numpy()
     expected = whole[8:38, 16:66]
-    # libjpeg's fast inverse DCT against its accurate one; a shift by one pixel gives 5
+    # the fast and the accurate inverse DCT of libjpeg differ; a shift by one pixel gives 5
     assert np.abs(part - expected).mean() < 1.5
-    cut = preprocess.cut_window(tf.constant(whole), tf.constant(window)).numpy()
+    cut = stream.cut_window(tf.constant(whole), tf.constant(window)).numpy()
     np.testing.assert_array_equal(cut, expected)
 
 
@@ -93,7 +93,7 @@ def test_crop_windows_have_mlperfs_area_and_aspect(crop_area_min, effective):
     def windows_of(seeds):
         shape = tf.constant([400, 500, 3])
         return tf.map_fn(
-            lambda seed: preprocess.train_window(shape, seed, crop_area_min),
+            lambda seed: stream.train_window(shape, seed, crop_area_min),
             seeds,
             fn_output_signature=tf.int32,
         )

@@ -5,11 +5,11 @@ from types import SimpleNamespace
 import miniature
 import pytest
 
-from input_pipeline import ilsvrc
+from input_pipeline import archives
 
 
 def check(directory, is_subset=True):
-    return ilsvrc.check(str(directory), str(directory), is_subset)
+    return archives.check_imagenet(str(directory), str(directory), is_subset)
 
 
 @pytest.fixture
@@ -21,20 +21,20 @@ def test_an_intact_miniature_passes_and_is_counted(tars):
     assert "3 synsets and 11 validation images" in check(tars)
 
 
-def test_a_part_must_be_asked_for(tars):
+def test_a_subset_needs_the_flag(tars):
     with pytest.raises(ValueError, match=r"not the 147,897,477,120 of the full set.*--subset"):
         check(tars, is_subset=False)
 
 
-@pytest.mark.parametrize("name", [ilsvrc.TRAIN, ilsvrc.VAL])
+@pytest.mark.parametrize("name", [archives.TRAIN, archives.VAL])
 def test_a_missing_archive_is_named_with_size_and_source(tars, name):
     (tars / name).unlink()
-    size = f"{ilsvrc.OFFICIAL_BYTES[name]:,}"
+    size = f"{archives.OFFICIAL_BYTES[name]:,}"
     with pytest.raises(ValueError, match=rf"{name} \({size} bytes\) is missing.*image-net.org"):
         check(tars)
 
 
-@pytest.mark.parametrize("name", [ilsvrc.TRAIN, ilsvrc.VAL])
+@pytest.mark.parametrize("name", [archives.TRAIN, archives.VAL])
 @pytest.mark.parametrize("removed_bytes", [100, 5000])
 def test_a_truncated_archive_is_named(tars, name, removed_bytes):
     archive = tars / name
@@ -44,24 +44,24 @@ def test_a_truncated_archive_is_named(tars, name, removed_bytes):
         check(tars)
 
 
-def test_an_archive_cut_between_two_images_is_told_by_its_missing_end(tars):
-    """Nothing in it is damaged: only the two blocks of zeros that end every tar are missing."""
-    with tarfile.open(tars / ilsvrc.VAL) as archive:
+def test_an_archive_cut_between_two_images_is_detected_by_its_missing_end(tars):
+    """All members are intact. Only the two blocks of zeros that end every tar are missing."""
+    with tarfile.open(tars / archives.VAL) as archive:
         last = archive.getmembers()[-1].offset
-    (tars / ilsvrc.VAL).write_bytes((tars / ilsvrc.VAL).read_bytes()[:last])
+    (tars / archives.VAL).write_bytes((tars / archives.VAL).read_bytes()[:last])
     with pytest.raises(ValueError, match=r"img_val.tar.*does not end like a tar archive"):
         check(tars)
 
 
-def test_a_file_that_is_no_archive_is_named(tars):
-    (tars / ilsvrc.TRAIN).write_bytes(b"<html>not found</html>" * 99 + bytes(1024))
+def test_a_file_that_is_not_an_archive_is_named(tars):
+    (tars / archives.TRAIN).write_bytes(b"<html>not found</html>" * 99 + bytes(1024))
     with pytest.raises(ValueError, match=r"img_train.tar.*not a tar archive"):
         check(tars)
 
 
 def test_a_damaged_synset_within_the_archive_is_named(tars):
     inner = {"n01440764.tar": miniature.tar(miniature.train_images())[:2000]}
-    (tars / ilsvrc.TRAIN).write_bytes(miniature.tar(inner))
+    (tars / archives.TRAIN).write_bytes(miniature.tar(inner))
     with pytest.raises(ValueError, match=r"n01440764.tar in it is damaged"):
         check(tars)
 
@@ -81,21 +81,23 @@ def test_val_names_that_would_shift_the_labels_are_refused(tmp_path, number, rep
     if replacement:
         images[replacement] = content
     miniature.write_tars(tmp_path, val=images)
-    with pytest.raises(ValueError, match=rf"where '{missing}' belongs: every label after it"):
+    with pytest.raises(ValueError, match=rf"where '{missing}' belongs, so later labels"):
         check(tmp_path)
 
 
-def test_the_train_archive_must_hold_synsets(tars):
-    (tars / ilsvrc.TRAIN).write_bytes(miniature.tar(miniature.train_images()))
-    with pytest.raises(ValueError, match=r"holds 'n01440764_0.JPEG'; expected n01440764.tar"):
+def test_the_train_archive_must_contain_synsets(tars):
+    (tars / archives.TRAIN).write_bytes(miniature.tar(miniature.train_images()))
+    with pytest.raises(ValueError, match=r"contains 'n01440764_0.JPEG'; expected n01440764.tar"):
         check(tars)
 
 
-def test_a_bucket_has_room(tars):
-    assert "11 validation images" in ilsvrc.check(str(tars), "gs://bucket/data", is_subset=True)
+def test_free_space_of_a_bucket_is_not_checked(tars):
+    assert "11 validation images" in archives.check_imagenet(
+        str(tars), "gs://bucket/data", is_subset=True
+    )
 
 
-def test_too_little_room_is_told_before_the_start(tars, monkeypatch):
+def test_too_little_disk_space_is_reported_before_the_start(tars, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
-    with pytest.raises(ValueError, match=r"0.0 GiB free, .* GiB needed; make room"):
+    with pytest.raises(ValueError, match=r"0.0 GiB free, .* GiB needed; free some space"):
         check(tars)
