@@ -1,4 +1,4 @@
-"""MLCommons' own checkers on finished runs: python -m mlperf.check DIR [DIR...]
+"""Runs MLCommons' checkers on finished runs: python -m mlperf.check DIR [DIR...]
 
 Every run's log goes through the compliance checker (rulesets 1.0.0 and 4.0.0; there are none for
 ResNet after 4.0.0), every recipe with five runs or more through the RCP checker (1.0.0).
@@ -29,16 +29,16 @@ RULESETS = ("1.0.0", "4.0.0")
 
 @dataclass(frozen=True)
 class LogFile:
-    """One log and what it says of itself."""
+    """A log and its header."""
 
     path: Path
-    group: str  # recipe of ours, or the folder of a submission
+    group: str  # our recipe, or the folder of a submission
     division: str
     train_samples: float | None
 
     @property
     def is_proxy(self) -> bool:
-        """Whether it trained on something else than (all but a remainder of) ImageNet."""
+        """Whether the run trained on anything but ImageNet, apart from a dropped remainder."""
         return abs((self.train_samples or 0) / TRAIN_EXAMPLES - 1) > 0.02
 
 
@@ -65,7 +65,7 @@ def _describe(path: Path) -> LogFile:
         group = str(files.read_json(path.parent / "run.json").get("recipe", group))
     try:
         log = mllog.read(path)[0]
-    except ValueError:  # the checker will say what is wrong with it
+    except ValueError:  # the checker reports what is wrong
         return LogFile(path, group, "unknown", None)
     division, samples = (log.first(key) for key in ("submission_division", "train_samples"))
     size = mllog.as_number(samples.value) if samples else None
@@ -78,14 +78,14 @@ def complies(path: Path, ruleset: str) -> list[str]:
     checker = mlp_compliance.make_checker("training", ruleset, quiet=True, werror=False)
     try:
         valid = checker.check_file(str(path), f"training_{ruleset}/common.yaml")
-    except Exception as error:  # the checker evaluates rules on whatever the log holds
+    except Exception as error:  # the checker evaluates rules on any content of the log
         return [f"the checker fails on it: {type(error).__name__}: {error}"]
     messages = [*checker.overwritable.values(), *checker.not_overwritable]
     return [] if valid else [str(message).splitlines()[0] for message in messages]
 
 
 def converges(files: Sequence[LogFile]) -> tuple[bool, str]:
-    """Returns the RCP checker's answer for the first five logs of one recipe."""
+    """Returns the result of the RCP checker for the first five logs of one recipe."""
     with tempfile.TemporaryDirectory() as folder:
         for i, file in enumerate(files[:N_RUNS]):
             shutil.copy(file.path, Path(folder) / f"result_{i}.txt")
@@ -120,7 +120,7 @@ def check(roots: Sequence[Path]) -> tuple[list[str], bool]:
 
 
 def _convergence(group: str, files: Sequence[LogFile]) -> tuple[str, bool]:
-    """Returns the line about one recipe's reference convergence, and whether it is no failure."""
+    """Returns a line about a recipe's reference convergence, and whether the check passes."""
     if any(file.is_proxy for file in files):
         return f"{group}: not a submission: a proxy data set; no reference convergence", True
     if len(files) < N_RUNS:

@@ -1,4 +1,4 @@
-"""The evaluations of an MLPerf log and the epochs between them."""
+"""Evaluations of an MLPerf log and the epochs between them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from mlperf.lines import Line, Log, as_number
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One eval_accuracy line: epoch as logged (None if not), accuracy a fraction."""
+    """An eval_accuracy line: the logged epoch or None, and the accuracy as a fraction."""
 
     epoch: float | None
     accuracy: float
@@ -19,7 +19,7 @@ class Evaluation:
 
 
 def evaluations(log: Log, name: str) -> list[Evaluation]:
-    """Returns the evaluations in order, each once (every worker may log the same line)."""
+    """Returns the evaluations in order, without the copies that other workers log."""
     found: list[Evaluation] = []
     n_blocks, block_epochs = 0, None
     for line in log.lines:
@@ -54,7 +54,7 @@ def _epoch(line: Line) -> float | None:
 
 
 def numbers_agree(found: Sequence[Evaluation], blocks: Sequence[float]) -> bool:
-    """Whether epoch numbers and blocks tell the same story, but for numbering from 0 and floors.
+    """Returns whether epoch numbers and blocks agree, up to numbering from 0 and rounding down.
 
     Some logs say "4 epochs" of a first block that had one.
     """

@@ -44,7 +44,7 @@ class Log:
 
 
 def read(path: Path) -> list[Log]:
-    """Returns one Log a run: several runs in one file are told apart.
+    """Returns one Log per run; a file may contain several runs.
 
     Raises:
       UserError: there is no readable `:::MLLOG` line.
@@ -57,7 +57,7 @@ def read(path: Path) -> list[Log]:
 
 
 def parse(lines: Iterable[str]) -> Iterator[Line | None]:
-    """Yields each `:::MLLOG` record; None for one that cannot be read; other text is skipped.
+    """Yields each `:::MLLOG` record, or None if it cannot be read. Skips other text.
 
     Workers that write to one file may leave two records in a line, or a torn one before another.
     """
@@ -73,7 +73,7 @@ def parse(lines: Iterable[str]) -> Iterator[Line | None]:
 
 
 def _line(text: str, start: int) -> tuple[Line | None, int]:
-    """Returns (record or None, where it ends)."""
+    """Returns (record or None, position after it)."""
     try:
         record, start = json.JSONDecoder().raw_decode(text, start)
         key, metadata = record["key"], record.get("metadata") or {}
@@ -102,7 +102,7 @@ def as_number(value: Any) -> float | None:
 
 
 def split(lines: Iterable[Line | None]) -> list[Log]:
-    """Returns the runs of a file: a new one starts with each run_start after results.
+    """Splits a file into runs. A run_start after results starts a new one.
 
     What comes after the results of a run waits: it is the head of the next run if a run_start
     follows, else the tail of this one (some submitters print their details last).

@@ -1,4 +1,4 @@
-"""MLPerf result files of any submitter as runs."""
+"""Reads MLPerf result files of any submitter as runs."""
 
 import hashlib
 from collections.abc import Sequence
@@ -94,7 +94,7 @@ def _record(
 
 
 def _header(log: Log) -> tuple[dict[str, Any], list[str]]:
-    """Returns (first value of each key that carries one, flags)."""
+    """Returns (first value of each key, flags)."""
     header: dict[str, Any] = {}
     conflicts = set()
     for line in log.lines:
@@ -145,7 +145,7 @@ def _name(header: dict[str, Any], optimizer: str) -> str:
 
 
 def _seed(log: Log) -> int | None:
-    """Returns the logged seed; None if there is none or every worker logs one of its own."""
+    """Returns the logged seed, or None if there is none or each worker logs another."""
     seeds = {as_number(value) for value in log.values("seed")} - {None}
     return int(seeds.pop() or 0) if len(seeds) == 1 else None
 
@@ -153,7 +153,7 @@ def _seed(log: Log) -> int | None:
 def _steps(
     header: dict[str, Any], batch: int | None, found: Sequence[Evaluation]
 ) -> tuple[list[int], int | None]:
-    """Returns (steps of the evaluations, planned steps); ([], None) where the log cannot tell."""
+    """Returns (steps of the evaluations, planned steps); ([], None) if unknown."""
     blocks = log_evaluations.epochs_per_block(found)
     if batch is None or not blocks or not log_evaluations.numbers_agree(found, blocks):
         return [], None

@@ -1,4 +1,4 @@
-"""MLPerf's rules for a set of ResNet runs: five of them, one may fail, olympic mean.
+"""MLPerf's rules for a set of ResNet runs: five runs, at most one failure, olympic mean.
 
 Source: MLCommons training policies, training_rules.adoc, "Run results".
 """

@@ -1,4 +1,4 @@
-"""From epochs to steps for an MLPerf log, where its learning-rate schedule pins the rounding.
+"""Converts epochs of an MLPerf log to steps if the learning-rate schedule determines the rounding.
 
 A log counts epochs, and submitters round "steps per epoch" differently (Google's JAX code up over
 a loop of four epochs, TensorFlow's loops down, others down for each epoch); some number epochs
@@ -17,7 +17,7 @@ MAX_PLAN_RATIO = 1.5
 
 @dataclass(frozen=True)
 class Schedule:
-    """What a log tells about steps: sizes in examples, warm-up in epochs, the rest in steps."""
+    """Logged values about steps: sizes in examples, warm-up in epochs, the others in steps."""
 
     train_examples: float
     global_batch_size: float
@@ -48,7 +48,7 @@ def schedule_of(header: Mapping[str, Any]) -> Schedule:
 def derive(
     schedule: Schedule, epochs_per_block: Sequence[float]
 ) -> tuple[list[int], int | None] | None:
-    """Returns (steps at each evaluation, planned steps), None unless one rounding alone fits.
+    """Returns (steps at each evaluation, planned steps), or None unless exactly one rounding fits.
 
     Args:
       epochs_per_block: epochs trained before each evaluation since the one before.

@@ -1,4 +1,4 @@
-"""Reads finished runs and MLPerf logs; turns them into statistics, tables, figures and verdicts.
+"""Turns finished runs and MLPerf logs into statistics, tables, figures and verdicts.
 
 Starts without JAX and without TensorFlow: numpy, scipy and (for figures only) matplotlib.
 """

@@ -1,4 +1,4 @@
-"""One question over several batch sizes: does Shampoo's advantage grow with the batch?
+"""Tests over several batch sizes whether Shampoo's advantage grows with the batch.
 
 The recipes were run at each batch size for the same numbers of epochs. The advantage over another
 optimizer is the difference of the two final accuracies, seed by seed.
@@ -52,7 +52,7 @@ def _over_batches(
     dataset: str,
     n_examples: int,
 ) -> list[dict[str, Any]]:
-    """Returns one entry, or none: fewer than two batch sizes have both recipes once."""
+    """Returns one entry, or none if fewer than two batch sizes have both recipes exactly once."""
     by_seed: dict[int, dict[int, float]] = {}
     left_out: dict[int, str] = {}
     for batch, recipes in sorted(at.items()):
@@ -97,18 +97,18 @@ def _median(values: Sequence[float] | np.ndarray) -> dict[str, Any]:
 
 
 def verdict(test: Mapping[str, Any]) -> str:
-    """Returns grows, shrinks, no change shown, or that so few seeds could not show any."""
+    """Returns "grows", "shrinks", "no change shown", or "too few seeds to show any change"."""
     growth = test["growth"]
     if test["n_tests"] * 2 / 2 ** growth["n"] > inference.ALPHA:
         return "too few seeds to show any change"
-    # The test is on the mean: where the median lies on the other side of zero, neither is said.
+    # The test is on the mean. If the median has the other sign, neither answer is given.
     if test["p_adjusted"] <= inference.ALPHA and growth["median"] * growth["mean"] > 0:
         return "grows" if growth["median"] > 0 else "shrinks"
     return "no change shown"
 
 
 def sentence(test: Mapping[str, Any]) -> str:
-    """Returns the answer for one other optimizer and one number of examples, in words."""
+    """Returns a sentence with the answer for one other optimizer and one number of examples."""
     growth, batches = test["growth"], test["batches"]
     lo, hi = (100 * end for end in growth["ci95"])
     p = p_value(test["p_adjusted"], test["p_value"], 2 / 2 ** growth["n"])

@@ -1,4 +1,4 @@
-"""Comparisons between recipes: may they be compared, by how much do they differ, is it shown."""
+"""Compares recipes: comparability, effect size, significance."""
 
 import itertools
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from reporting.rows import Row, finite
 
 
 def compare_all(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Returns the comparisons of report.json, every recipe with every other on its task.
+    """Returns the comparisons of report.json: each pair of recipes on the same task.
 
     `ratio` is a's steps over b's (measure A and ladders), `difference` a's accuracy minus b's
     (measure B), `ci95` the interval of whichever of them is there; `p_adjusted` is Holm's over all
@@ -96,18 +96,18 @@ def _adjust(tests: list[dict[str, Any]]) -> None:
 
 
 def shares_seeds(a: Row, b: Row) -> bool:
-    """Whether both rows hold the same seeds, each once."""
+    """Returns whether both rows have the same seeds, each once."""
     seeds = [[run.seed for run in row.runs] for row in (a, b)]
     return None not in seeds[0] and seeds[0] == seeds[1] and len(set(seeds[0])) == a.n
 
 
 def is_paired(a: Row, b: Row) -> bool:
-    """Whether the test may pair by seed: shared, and enough of them for sign flips."""
+    """Returns whether the test may pair by seed: shared seeds, and enough for sign flips."""
     return shares_seeds(a, b) and a.n >= inference.MIN_PAIRS
 
 
 def compare_steps(a: Row, b: Row) -> dict[str, Any]:
-    """Returns the comparison by measure A; both rows are looked at up to the shorter budget.
+    """Returns the comparison by measure A; both rows are cut at the shorter budget.
 
     Different budgets are allowed here: "which reaches the target earlier at its own schedule".
     """
@@ -126,7 +126,7 @@ def compare_steps(a: Row, b: Row) -> dict[str, Any]:
 
 
 def bound(medians: Sequence[float], last: Sequence[float]) -> dict[str, float]:
-    """Returns a bound of the ratio where one median alone lies beyond the last step looked at."""
+    """Returns a bound of the ratio if only one median is beyond the last common step."""
     if min(last) <= 0:  # never evaluated
         return {}
     if np.isfinite(medians[0]) and not np.isfinite(medians[1]):
@@ -167,7 +167,7 @@ def compare_accuracy(a: Row, b: Row) -> dict[str, Any]:
 
 
 def _draws(a: Row, b: Row) -> list[np.ndarray]:
-    """Returns bootstrap indices for both rows; the same seeds are drawn where they are shared."""
+    """Returns bootstrap indices for both rows, which are the same if the seeds are shared."""
     if shares_seeds(a, b):
         return [inference.resamples(a.n)] * 2
     first = inference.resamples(a.n)
@@ -187,7 +187,7 @@ def _ratio_interval(a: Row, b: Row) -> tuple[list[float], list[float | None] | N
     ]
     with np.errstate(invalid="ignore"):
         ratios = drawn[0] / drawn[1]
-    # inf / inf says nothing about the order: counted at both ends, which widens the interval.
+    # inf / inf has no order: it counts at both ends, which widens the interval.
     lo = np.where(np.isnan(ratios), 0.0, ratios)
     hi = np.where(np.isnan(ratios), np.inf, ratios)
     ends = inference.percentile_interval(lo)[0], inference.percentile_interval(hi)[1]

@@ -1,4 +1,4 @@
-"""Everything a report says, as one plain dict: the content of report.json."""
+"""The content of report.json, a plain dict."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from run.record import Run
 
 
 def build(runs: Sequence[Run], problems: Sequence[Problem]) -> tuple[dict[str, Any], list[Row]]:
-    """Returns (report, the rows it was made from, in the same order as report["rows"])."""
+    """Returns (report, rows in the same order as report["rows"])."""
     groups = rows.group(runs)
     entries = published.load()
     told = [summaries.summary(row) for row in groups]

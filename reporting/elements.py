@@ -1,4 +1,4 @@
-"""Pieces of the page: everything that is shown is escaped here."""
+"""HTML helpers, which escape all text."""
 
 from collections.abc import Collection, Sequence
 from html import escape
@@ -26,7 +26,7 @@ li.shown { font-weight: 600; } ul { padding-left: 1.2rem; }
 
 
 def page(title: str, parts: Sequence[str]) -> str:
-    """Returns a whole document that loads nothing from anywhere."""
+    """Returns a document that loads no other file."""
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -37,7 +37,7 @@ def page(title: str, parts: Sequence[str]) -> str:
 
 
 def section(title: str, content: str, introduction: str = "") -> str:
-    """Returns a headed section, nothing at all without content."""
+    """Returns a section with a heading; "" without content."""
     if not content:
         return ""
     first = f'<p class="small">{escape(introduction)}</p>' if introduction else ""
@@ -60,7 +60,7 @@ def items(lines: Sequence[str], shown: Sequence[bool] = ()) -> str:
 
 
 def table(head: Sequence[str], lines: Sequence[Sequence[str]], wrap: Collection[int] = (0,)) -> str:
-    """Returns a table that scrolls by itself on a narrow screen; columns in `wrap` hold prose."""
+    """Returns a table that scrolls on a narrow screen. Columns in `wrap` contain prose."""
 
     def cell(tag: str, column: int, text: str) -> str:
         kind = ' class="wrap"' if column in wrap and column else ""
@@ -75,5 +75,5 @@ def table(head: Sequence[str], lines: Sequence[Sequence[str]], wrap: Collection[
 
 
 def picture(svg: str | None, caption: str) -> str:
-    """Returns the figure with its caption, nothing if there was nothing to draw."""
+    """Returns the figure with its caption; "" without a figure."""
     return f"<figure>{svg}<figcaption>{escape(caption)}</figcaption></figure>" if svg else ""

@@ -1,4 +1,4 @@
-"""Figures of the report as SVG text; the same runs give the same bytes."""
+"""Figures of the report as SVG text. Equal runs give equal bytes."""
 
 import io
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ STYLE: dict[Any, Any] = {"svg.hashsalt": "report", "svg.fonttype": "path", "font
 
 
 def styles(rows: Sequence[Row]) -> dict[str, tuple[str, str]]:
-    """Returns {row name: (colour, dash)}: the optimizer's colour, one dash a recipe of it."""
+    """Returns {row name: (colour, dash)}: a colour per optimizer, a dash per recipe."""
     found: dict[str, tuple[str, str]] = {}
     used: dict[str, int] = {}
     others = iter(OTHERS * len(rows))
@@ -43,7 +43,7 @@ def styles(rows: Sequence[Row]) -> dict[str, tuple[str, str]]:
 
 
 def svg(figure: Figure) -> str:
-    """Returns the figure as an <svg> element without a date; closes it."""
+    """Returns the figure as an <svg> element without a date, and closes the figure."""
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", bbox_inches="tight", metadata={"Date": None})
     plt.close(figure)
@@ -52,7 +52,7 @@ def svg(figure: Figure) -> str:
 
 
 def axes(x_label: str, y_label: str) -> tuple[Figure, Axes]:
-    """Returns an empty figure, 7 x 3.6 inches, labelled."""
+    """Returns an empty figure of 7 x 3.6 inches with labelled axes."""
     with plt.rc_context(STYLE):
         figure, ax = plt.subplots(figsize=(7, 3.6))
     ax.set_xlabel(x_label)
@@ -62,7 +62,7 @@ def axes(x_label: str, y_label: str) -> tuple[Figure, Axes]:
 
 
 def largest_budgets(rows: Sequence[Row]) -> list[Row]:
-    """Returns one row a recipe, that of its largest budget: a ladder would hide the picture."""
+    """Returns the row with the largest budget of each recipe; all budgets would hide each other."""
     kept: dict[str, Row] = {}
     for row in rows:
         if row.name not in kept or (row.first.total_steps or 0) > (
@@ -180,17 +180,17 @@ def _median_bar(ax: Axes, y: int, row: Row, colour: str) -> None:
 
 
 def learning_rates(rows: Sequence[Row]) -> str | None:
-    """Returns the learning rate over steps, one line a recipe; their peaks lie decades apart."""
+    """Returns the learning rate over steps on a log scale, one line per recipe."""
     return _metric(rows, "learning_rate", "learning rate", scale="log")
 
 
 def training_loss(rows: Sequence[Row]) -> str | None:
-    """Returns the training loss over steps, one line a recipe."""
+    """Returns the training loss over steps, one line per recipe."""
     return _metric(rows, "loss", "training loss")
 
 
 def counter(rows: Sequence[Row], column: str) -> str | None:
-    """Returns one of the optimizers' counters over steps, one line for each recipe that has it."""
+    """Returns a counter of the optimizers over steps, one line per recipe that has it."""
     return _metric(rows, column, column)
 
 
@@ -236,7 +236,7 @@ def ladders(rows: Sequence[Row]) -> str | None:
 
 
 def batches(tests: Sequence[Mapping[str, Any]]) -> str | None:
-    """Returns the advantages of `reporting.batches` over the batch size, one line a comparison."""
+    """Returns the advantages of `reporting.batches` over batch size, one line per comparison."""
     if not tests:
         return None
     with plt.rc_context(STYLE):

@@ -1,4 +1,4 @@
-"""report.html: one self-contained file that opens offline. The verdict comes first."""
+"""Renders report.html, a self-contained file that starts with the verdict."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from reporting.rows import Row
 
 
 def render(report: dict[str, Any], rows: Sequence[Row]) -> str:
-    """Returns the page; `rows` are the runs behind report["rows"], in the same order."""
+    """Returns the page. `rows` has the order of report["rows"]."""
     tasks: dict[Any, list[Row]] = {}
     for row in rows:
         tasks.setdefault(row.task, []).append(row)
@@ -27,7 +27,7 @@ def render(report: dict[str, Any], rows: Sequence[Row]) -> str:
             section("Figures", "".join(map(plots, groups))),
             section("Seeds needed", power(report["rows"]), POWER),
             section("Cost", costs(rows), COST),
-            section("Published, and found here", published(report["published"])),
+            section("Published results beside ours", published(report["published"])),
             section("Provenance", "".join(map(origins, groups))),
             section("Failed runs", failed(report) or "<p>None.</p>"),
         ],
@@ -35,9 +35,9 @@ def render(report: dict[str, Any], rows: Sequence[Row]) -> str:
 
 
 MEASURES = (
-    "Two measures, never mixed. A: steps to the first evaluation at or above the target "
-    "(Kaplan-Meier median; runs that did not reach it stay in, diverged runs too). B: accuracy at "
-    "the end of the budget; a diverged run counts as the worst. Intervals: 95 %, bootstrap."
+    "A: steps to the first evaluation at or above the target "
+    "(Kaplan-Meier median, which includes runs that diverged or did not reach it). B: accuracy at "
+    "the end of the budget, where a diverged run counts as worst. Intervals: 95 %, bootstrap."
 )
 VERDICTS = {
     "ladder": "Steps needed, by budget ladders",
@@ -45,20 +45,19 @@ VERDICTS = {
     "B": "Accuracy at the budget (measure B)",
 }
 LADDERS = "The smallest budget whose median final accuracy reaches the target."
-BATCHES = "Does Shampoo's advantage in final accuracy, after as many examples, grow with the batch?"
+BATCHES = "Shampoo's advantage in final accuracy after the same number of examples."
 POWER = (
-    "Seeds per recipe that would show x % fewer steps with 80 % power in a two-sided rank test at "
-    "5 %, if the other recipe spreads alike; a normal approximation, up to two too many below ten: "
-    "it says 6 even where no run of one comes near one of the other. From the runs that reached "
-    "the target."
+    "Seeds per recipe that show x % fewer steps with 80 % power in a two-sided rank test at 5 %, "
+    "if the other recipe has the same spread. A normal approximation from the runs that reached "
+    "the target; below ten seeds it may be two too large, and it is never below 6."
 )
-COST = "Medians over runs. Wall seconds on a shared machine say little; compare them within a row."
+COST = "Medians over runs. On a shared machine, wall times are unreliable."
 
 
 def verdicts(report: dict[str, Any]) -> str:
-    """Returns comparisons by measure, shown differences first and in bold."""
+    """Returns the comparisons by measure; differences that are shown come first, in bold."""
     tests = report["comparisons"]
-    parts = [] if tests else ["<p>One recipe only: nothing to compare.</p>"]
+    parts = [] if tests else ["<p>There is only one recipe, so nothing is compared.</p>"]
     for measure, title in VERDICTS.items():
         found = [test for test in tests if test["measure"] == measure]
         told = [test for test in found if not test["verdict"].startswith("not ")]
@@ -73,7 +72,7 @@ def verdicts(report: dict[str, Any]) -> str:
 
 
 def claims(report: dict[str, Any]) -> str:
-    """Returns whether each row's median reaches the target; ladders have their own table."""
+    """Returns whether each row's median reaches the target. Ladders have their own table."""
     laddered = {(ladder["recipe"], ladder["dataset"]) for ladder in report["ladders"]}
     rows = [r for r in report["rows"] if (verdict.row_name(r), r["dataset"]) not in laddered]
     lines = [sentence for row in rows if (sentence := verdict.claim_sentence(row))]
@@ -138,11 +137,11 @@ def batches(tests: Sequence[dict[str, Any]]) -> str:
 def plots(rows: Sequence[Row]) -> str:
     """Returns the figures of one task."""
     dataset, batch, _ = rows[0].task
-    band = "median over seeds, band from the lower to the upper quartile; of a ladder the largest"
+    band = "median over seeds with quartiles; of a ladder, the largest budget"
     pictures = [
         picture(figures.accuracy_curves(rows), f"Accuracy: {band}."),
         picture(figures.survival(rows), "Share of runs not yet at the target (Kaplan-Meier); "
-                "ticks: runs that ended without reaching it."),
+                "ticks mark runs that ended without reaching it."),
         picture(figures.medians_and_intervals(rows), "Measure A: steps to the target."),
         picture(figures.learning_rates(rows), "Learning rate as logged."),
         picture(figures.training_loss(rows), "Training loss (median over seeds)."),
@@ -155,7 +154,7 @@ def plots(rows: Sequence[Row]) -> str:
         else:
             zero.append(counter)
     if zero:
-        pictures.append(note(f"Zero throughout, in every run: {', '.join(zero)}."))
+        pictures.append(note(f"Zero in every run: {', '.join(zero)}."))
     return heading(f"{dataset}, batch {batch or 'not known'}") + "".join(pictures)
 
 
@@ -186,7 +185,7 @@ def costs(rows: Sequence[Row]) -> str:
 
 def published(entries: Sequence[dict[str, Any]]) -> str:
     lines = [[e["label"], e["published"], e["here"], e["source"]] for e in entries]
-    return table(("recipe or system", "published", "here", "source"), lines, wrap={1, 2, 3})
+    return table(("recipe or system", "published", "ours", "source"), lines, wrap={1, 2, 3})
 
 
 def origins(rows: Sequence[Row]) -> str:

@@ -16,12 +16,12 @@ N_RESAMPLES = 9_999
 # C(16, 8) = 12,870: two groups of eight are still enumerated.
 MAX_ENUMERATED = 20_000
 ALPHA = 0.05
-# With few shared seeds sign flips have too few patterns: five can never give 5 % (2 / 2^5).
+# Few shared seeds have too few sign patterns: with five, p is at least 2 / 2^5 = 6 %.
 MIN_PAIRS = 10
 
 
 def km_median(times: np.ndarray, reached: np.ndarray) -> np.ndarray:
-    """Returns the Kaplan-Meier median along the last axis; inf where it is not reached.
+    """Returns the Kaplan-Meier median along the last axis; inf if it is not reached.
 
     Args:
       times: [..., n] steps, of the hit where reached, else of the last look.
@@ -47,7 +47,7 @@ def resamples(n: int, n_resamples: int = N_RESAMPLES) -> np.ndarray:
 
 
 def percentile_interval(values: np.ndarray) -> tuple[float, float]:
-    """Returns the 2.5 and 97.5 % points; each is one of the values, so infinities stay."""
+    """Returns the 2.5 and 97.5 % points. Each is one of the values, so infinities are kept."""
     lo, hi = np.quantile(values, [0.025, 0.975], method="inverted_cdf")
     return float(lo), float(hi)
 
@@ -68,7 +68,7 @@ def km_interval(times: np.ndarray, reached: np.ndarray) -> tuple[float, float] |
 
 
 def waiting_scores(lo: np.ndarray, hi: np.ndarray, horizon: float = np.inf) -> np.ndarray:
-    """Returns [n] Gehan scores: runs surely before me minus runs surely after me.
+    """Returns [n] Gehan scores: number of runs certainly before minus certainly after each run.
 
     Run i waits until a step in (lo_i, hi_i]; i is surely before j if hi_i <= lo_j. Nothing after
     `horizon` is looked at, so recipes with different budgets are censored alike. With one
@@ -88,7 +88,7 @@ def _splits(n: int, n_a: int) -> np.ndarray | None:
 
 
 def permutation_p(scores: np.ndarray, n_a: int) -> float:
-    """Returns the two-sided p that the first n_a of the exchangeable scores stand out by their sum.
+    """Returns the two-sided p-value of the sum of the first n_a scores, if all are exchangeable.
 
     Enumerated where there are at most 20,000 splits, else 9,999 random ones (the observed split
     counts as one of them, so the test keeps its level).
@@ -105,14 +105,14 @@ def permutation_p(scores: np.ndarray, n_a: int) -> float:
 
 @cache
 def _signs(n: int) -> np.ndarray:
-    """Returns [n_patterns, n] signs: all up to 14 pairs, else 9,999 drawn ones."""
+    """Returns [n_patterns, n] signs: all patterns for up to 14 pairs, else 9,999 random ones."""
     if 2**n <= MAX_ENUMERATED:
         return np.array(list(itertools.product((1.0, -1.0), repeat=n)))
     return np.random.default_rng(n).choice((1.0, -1.0), size=(N_RESAMPLES, n))
 
 
 def sign_flip_p(differences: np.ndarray) -> float:
-    """Returns the two-sided p that paired differences are not symmetric about zero."""
+    """Returns the two-sided p-value of paired differences that are symmetric about zero."""
     n = len(differences)
     extreme = abs(_signs(n) @ differences) >= abs(differences.sum()) - 1e-9
     if 2**n <= MAX_ENUMERATED:
@@ -121,7 +121,7 @@ def sign_flip_p(differences: np.ndarray) -> float:
 
 
 def test_scores(scores: np.ndarray, n_a: int, paired: bool) -> dict[str, Any]:
-    """Returns p, the smallest p possible, the test's name, whether a's scores are the lower ones.
+    """Returns (p, smallest possible p, name of the test, whether a's scores are lower).
 
     Args:
       scores: [n_a + n_b] ranks in the pooled sample, the first n_a of recipe a.
@@ -139,7 +139,7 @@ def test_scores(scores: np.ndarray, n_a: int, paired: bool) -> dict[str, Any]:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Returns p-values adjusted for their number. Source: Holm 1979."""
+    """Returns p-values adjusted for multiple tests. Source: Holm 1979."""
     adjusted, running = [0.0] * len(p_values), 0.0
     for rank, index in enumerate(np.argsort(p_values, kind="stable")):
         running = max(running, min(1.0, (len(p_values) - rank) * p_values[index]))

@@ -1,4 +1,4 @@
-"""Budget ladders: the same recipe at several budgets, its schedule stretched to each.
+"""Budget ladders: the same recipe at several budgets, with its schedule scaled to each.
 
 The smallest budget whose median final accuracy reaches the target is the fairest "steps to
 target": no run is judged in the middle of its schedule.
@@ -42,14 +42,14 @@ def steps_needed(budgets: np.ndarray, medians: np.ndarray, target: float) -> np.
 
 
 def mixed(rows: Sequence[Row]) -> str | None:
-    """The first field by which budgets differ beyond what a budget stretches; None: a ladder."""
+    """Returns the first field that differs other than by scaling the budget, or None."""
     configs = [config for row in rows if (config := flatten(row.first.config))]
     fields = sorted({field for config in configs for field in config} - STRETCHED)
     return next((f for f in fields if any(c.get(f) != configs[0].get(f) for c in configs)), None)
 
 
 def _accuracies(rows: Sequence[Row]) -> tuple[list[int], np.ndarray]:
-    """Returns (seeds, [n, k] final accuracies), NaN where a seed was not run at a budget."""
+    """Returns (seeds, final accuracies [n, k]), NaN if a seed was not run at a budget."""
     tables = [row.finals_by_seed(diverged=-np.inf) for row in rows]
     seeds = sorted(set[int]().union(*tables))
     accuracies = np.array([[t.get(s, np.nan) for t in tables] for s in seeds], dtype=float)
@@ -137,7 +137,7 @@ def test_tables(
 
 
 def _bound(budgets: np.ndarray, a: float, b: float) -> dict[str, float]:
-    """Returns a bound of the ratio where one median alone lies beyond an end of the ladder."""
+    """Returns a bound of the ratio if only one median is beyond an end of the ladder."""
     smallest, largest = float(budgets[0]), float(budgets[-1])
     if a < b and (a == smallest or math.isinf(b)):
         return {"ratio_below": a / min(b, largest)}
@@ -147,13 +147,13 @@ def _bound(budgets: np.ndarray, a: float, b: float) -> dict[str, float]:
 
 
 def _log_steps(budgets: np.ndarray, target: float, accuracies: np.ndarray) -> np.ndarray:
-    """Returns log steps needed for accuracies [..., n, k]; beyond the ladder counts as twice it."""
+    """Returns log steps needed for accuracies [..., n, k]; twice the last budget if beyond it."""
     steps = steps_needed(budgets, _medians(accuracies), target)
     return np.log(np.minimum(steps, 2 * budgets[-1]))
 
 
 def _draws(accuracies: np.ndarray, seed: int | list[int]) -> np.ndarray:
-    """Returns bootstrap indices; the seeds run at every budget and the others are drawn apart."""
+    """Returns bootstrap indices. Seeds that ran at every budget are drawn apart from the others."""
     rng, ran_all = np.random.default_rng(seed), _ran_all(accuracies)
     parts = [np.flatnonzero(of) for of in (ran_all, ~ran_all) if of.any()]
     size = inference.N_RESAMPLES

@@ -1,4 +1,4 @@
-"""A study's README.md and its figures, for the folder that holds its runs.json."""
+"""Renders a study's README.md and its figures."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -10,11 +10,11 @@ from reporting.output import table
 from reporting.rows import Row
 from run import files
 
-OTHER_BATCH = "not comparable: other batch"  # said once, by the titles
+OTHER_BATCH = "not comparable: other batch"  # the titles state it once
 
 
 def page(path: Path, report: dict[str, Any], rows: Sequence[Row]) -> dict[Path, str]:
-    """Returns {file: text} of the page and, beside it, the figures that it shows.
+    """Returns {file: text} of the page and of the figures beside it.
 
     The trials are those of the trials*.json beside it.
     """
@@ -45,10 +45,9 @@ def render(
     """Returns the page."""
     datasets = sorted({row.first.dataset for row in rows})
     lines = [
-        f"# {', '.join(datasets)}: what was run, and what it shows",
+        f"# {', '.join(datasets)}: runs and results",
         "",
-        "Written by `report.py` from the records and curves of all runs here; nothing on this page "
-        "is typed.",
+        "`report.py` generates this page from the records and curves of all runs in this folder.",
         "",
         report["proxy_note"] or "",
         "",
@@ -74,7 +73,7 @@ def _by_batch(
     entries: Sequence[dict[str, Any]],
     lines: Callable[[Sequence[dict[str, Any]]], Sequence[str]],
 ) -> Iterator[str]:
-    """The entries' lines, those of each data set and batch size below a title of their own."""
+    """Yields the lines of the entries, with a title for each data set and batch size."""
     groups: dict[tuple[Any, Any], list[dict[str, Any]]] = {}
     for entry in entries:
         groups.setdefault((entry["dataset"], entry["global_batch_size"]), []).append(entry)
@@ -89,11 +88,11 @@ def _batches(tests: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     if tests:
         yield "## Does Shampoo's advantage grow with the batch?\n"
         yield (
-            "Final accuracy after the same number of examples, seed by seed. An advantage grows by "
-            "what the other optimizer loses as well: its own accuracies stand under Runs. Of all "
-            "hyperparameters those that Tuning lists for a batch size were tuned again there, with "
-            "so many points; all others are those of the recipe, counts of steps such as "
-            "`start_preconditioning_step` included, a larger share of fewer steps.\n"
+            "Final accuracy after the same number of examples, paired by seed. An advantage also "
+            "grows if the other optimizer loses accuracy, which the tables under Runs show. Only "
+            "the hyperparameters listed under Tuning were re-tuned at each batch size. All others "
+            "are those of the recipe, including numbers of steps such as "
+            "`start_preconditioning_step`, which are a larger share of fewer steps.\n"
         )
         yield from (f"* {test['sentence']}" for test in tests)
         yield ""
@@ -148,10 +147,10 @@ def _cells(row: dict[str, Any]) -> list[str]:
 
 
 def _tuning(paths: Sequence[Path], rows: Sequence[Row]) -> Iterator[str]:
-    """What the trials chose: each file holds all of them, with their accuracies.
+    """Yields the chosen trials of each file.
 
     Args:
-      rows: of this page, whose recipes and seeds are held against the trials'.
+      rows: rows of this page. Their recipes and seeds are compared with those of the trials.
     """
     if not paths:
         return
@@ -170,20 +169,20 @@ def _tuning(paths: Sequence[Path], rows: Sequence[Row]) -> Iterator[str]:
         untuned -= set(found)
     yield "## Tuning\n"
     number = "the same number" if alike and not untuned else "NOT the same number"
-    where = "seeds not used above" if fresh else "SEEDS THAT ARE ALSO ABOVE"
+    where = "seeds not used above" if fresh else "SEEDS THAT ARE ALSO USED ABOVE"
     none = f"; none for {', '.join(sorted(untuned))}" if untuned else ""
     yield (
-        f"Quasi-random trials, {number} for every optimizer{none}, on {where}, judged by the same "
-        "evaluation images. The verdict is on the optimizers as tuned so: other points, or more of "
-        "them, may choose others.\n"
+        f"Quasi-random trials, {number} for every optimizer{none}, with {where} and the same "
+        "evaluation images. The verdict holds for this tuning: with other or more trials, other "
+        "hyperparameters may be chosen.\n"
     )
-    head = ("all trials", "recipe", "trials", "seeds each", "chosen", "its median accuracy")
+    head = ("all trials", "recipe", "trials", "seeds each", "chosen", "median accuracy")
     yield from table(head, lines)
     yield ""
 
 
 def _chosen(recipe: str, found: Mapping[str, Any]) -> list[str]:
-    """Returns the cells of one recipe's trials; none is chosen where none was finished.
+    """Returns the cells of one recipe's trials; without finished trials none is chosen.
 
     Raises:
       UserError: the chosen trial is not the best, or an accuracy is none.
@@ -204,13 +203,13 @@ def _chosen(recipe: str, found: Mapping[str, Any]) -> list[str]:
 
 
 def _cost(rows: Sequence[Row]) -> Iterator[str]:
-    rows = [row for row in rows if row.first.kind == "run"]  # a log does not say
+    rows = [row for row in rows if row.first.kind == "run"]  # logs do not contain it
     if not rows:
         return
     yield "## Cost\n"
     n_runs, (n_known, hours) = sum(row.n for row in rows), provenance.cpu_hours(rows)
-    of = "" if n_known == n_runs else f" in the {n_known:,} of them that noted it"
-    yield f"{n_runs:,} runs, {hours:.1f} CPU-hours together{of}, tuning not counted. {html.COST}\n"
+    where = "" if n_known == n_runs else f" ({n_known:,} of them recorded it)"
+    yield f"{n_runs:,} runs took {hours:.1f} CPU-hours{where}, without tuning. {html.COST}\n"
     lines = []
     for row in rows:
         cost = provenance.cost(row)

@@ -1,4 +1,4 @@
-"""metrics.csv of runs: learning rate, loss and the optimizer's counters over steps."""
+"""Reads metrics.csv: learning rate, loss and the optimizer's counters over steps."""
 
 import csv
 from pathlib import Path
@@ -49,17 +49,17 @@ def median_over_runs(row: Row, column: str) -> tuple[np.ndarray, np.ndarray] | N
 
 
 def counters(row: Row) -> list[str]:
-    """Returns the columns that count something: all but `PLAIN`."""
+    """Returns the columns with counters: all except `PLAIN`."""
     names = {name for table in tables(row) for name in table}
     return sorted(names - set(PLAIN))
 
 
 def ever(row: Row, column: str) -> bool:
-    """Whether any run of the row has anything but zero in this column."""
+    """Returns whether any run of the row has a value other than zero in this column."""
     return any(np.any(table[column] != 0) for table in tables(row) if column in table)
 
 
 def tables(row: Row) -> list[dict[str, np.ndarray]]:
-    """Returns the metrics of each run of ours that has some."""
+    """Returns the metrics of each run that has some. Logs have none."""
     found = [read(Path(run.path) / "metrics.csv") for run in row.runs if run.kind == "run"]
     return [table for table in found if table]

@@ -1,4 +1,4 @@
-"""Where rows come from: settings that differ, code, versions, devices, cost."""
+"""Provenance of rows: settings that differ, code, versions, devices, cost."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from run.record import flatten
 
 
 def config_differences(rows: Sequence[Row]) -> list[tuple[str, list[str]]]:
-    """Returns (field, its value in each row) for every field that is not the same in all rows."""
+    """Returns (field, its value in each row) for every field with different values."""
     configs = [flatten(row.first.config) for row in rows]
     fields = sorted({field for config in configs for field in config} - {"recipe"})
     table = [(field, [_text(config.get(field)) for config in configs]) for field in fields]
@@ -24,7 +24,7 @@ def _text(value: Any) -> str:
 
 
 def origins(row: Row) -> dict[str, str]:
-    """Returns code, versions, devices, doubtful fields of a row; several if its runs differ."""
+    """Returns code, versions, devices, and doubtful fields of a row, joined if they differ."""
     found: dict[str, list[str]] = {"commit": [], "device": [], "versions": [], "fields": []}
     for run in row.runs:
         device, versions = run.record.get("device"), run.record.get("versions")
@@ -43,7 +43,7 @@ def origins(row: Row) -> dict[str, str]:
 
 
 def _commit(text: str) -> str:
-    """Shortens a hash of 40 digits to 12; what follows it ("-dirty") stays."""
+    """Shortens a hash of 40 digits to 12; a suffix such as "-dirty" is kept."""
     head, dash, rest = text.partition("-")
     return (head[:12] if len(head) == 40 else head) + dash + rest
 
@@ -51,7 +51,7 @@ def _commit(text: str) -> str:
 def _device(device: Mapping[str, Any]) -> str:
     hosts, cores = device.get("hosts", "?"), device.get("cores")
     text = f"{device.get('count', '?')} x {device.get('kind', '?')} on {hosts} host(s)"
-    # On a CPU they matter: XLA cuts its sums by them, and other cuts round differently.
+    # On a CPU the number of cores changes rounding, because XLA splits sums by core.
     return f"{text} of {cores} core(s)" if cores and device.get("kind") == "cpu" else text
 
 
@@ -76,7 +76,7 @@ def cost(row: Row) -> dict[str, float | None]:
 
 
 def cpu_hours(rows: Sequence[Row]) -> tuple[int, float]:
-    """Returns (the number of runs that noted their CPU-seconds, their hours together)."""
+    """Returns (number of runs that recorded their CPU-seconds, total hours)."""
     seconds = [_seconds(run.record, "cpu") for row in rows for run in row.runs]
     known = [s for s in seconds if s is not None]
     return len(known), sum(known) / 3600

@@ -1,4 +1,4 @@
-"""Published results as data (results/published/), set beside ours and never merged with them."""
+"""Published results (results/published/), shown beside ours and never merged with them."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -39,7 +39,7 @@ def _same(row: dict[str, Any], entry: dict[str, Any]) -> bool:
 
 
 def proxy_note(rows: Sequence[dict[str, Any]]) -> str | None:
-    """Returns what the results on other data sets than ImageNet do and do not show."""
+    """Returns a note on what results on other data sets than ImageNet show."""
     proxies = sorted({row["dataset"] for row in rows} - {IMAGENET})
     if not proxies:
         return None
@@ -54,7 +54,7 @@ def proxy_note(rows: Sequence[dict[str, Any]]) -> str | None:
 def table(
     entries: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Returns every published entry with a label, its words and what was found here ("not run")."""
+    """Returns every published entry with a label, its text and our result, or "not run"."""
     found = []
     for entry in entries:
         here = "; ".join(_here(row) for row in rows if _same(row, entry)) or "not run"

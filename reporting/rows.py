@@ -1,4 +1,4 @@
-"""Rows of the comparison table: runs that differ in nothing but the seed, and their statistics."""
+"""Rows of the comparison table: runs that differ only in the seed."""
 
 import json
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from run.record import Run, flatten
 
 @dataclass(frozen=True)
 class Row:
-    """Runs of one recipe at one budget: only the seed differs. `variant` tells rows apart."""
+    """Runs of one recipe at one budget that differ only in the seed; `variant` names the row."""
 
     runs: tuple[Run, ...]
     variant: str = ""
@@ -31,7 +31,7 @@ class Row:
 
     @property
     def task(self) -> tuple[str, int | None, float]:
-        """What two rows must share to be compared at all."""
+        """What two rows must have in common to be compared."""
         return self.first.dataset, self.first.global_batch_size, self.first.target_accuracy
 
     def waiting(self) -> tuple[np.ndarray, np.ndarray]:
@@ -40,7 +40,7 @@ class Row:
         return np.where(np.isfinite(hi), hi, lo), np.isfinite(hi)
 
     def finals(self) -> np.ndarray:
-        """Returns measure B in the order of the runs: -inf if diverged, the unmeasured left out."""
+        """Returns measure B in the order of the runs: -inf if diverged, unmeasured runs omitted."""
         return np.array(
             [
                 -np.inf if run.status == "diverged" else run.final_accuracy
@@ -51,7 +51,7 @@ class Row:
         )
 
     def finals_by_seed(self, diverged: float) -> dict[int, float]:
-        """Returns measure B by seed, `diverged` for runs that did; the unmeasured left out."""
+        """Returns measure B by seed; diverged runs have `diverged`, unmeasured ones are omitted."""
         finals = {
             run.seed: diverged if run.status == "diverged" else run.final_accuracy
             for run in self.runs
@@ -60,7 +60,7 @@ class Row:
         return {seed: accuracy for seed, accuracy in finals.items() if accuracy is not None}
 
     def median_bounds(self) -> tuple[float, float]:
-        """Returns what measure B's median over all runs is at least and at most.
+        """Returns a lower and an upper bound of the median of measure B over all runs.
 
         An unmeasured run may have ended anywhere: those that a rule or a crash ends are not like
         the others, so the median of the others is not that of all.
@@ -71,7 +71,7 @@ class Row:
 
 
 def group(runs: Sequence[Run]) -> list[Row]:
-    """Returns rows; runs of one recipe whose configs differ stand in different rows."""
+    """Returns rows. Runs of one recipe with different configs are in different rows."""
     groups: dict[tuple[Any, ...], dict[str, list[Run]]] = {}
     for run in runs:
         task = (run.dataset, run.global_batch_size or 0, run.target_accuracy)
@@ -85,7 +85,7 @@ def group(runs: Sequence[Run]) -> list[Row]:
 
 
 def _name_submissions(rows: list[Row]) -> list[Row]:
-    """Adds the folder to rows of logs that could not be told apart by their names."""
+    """Adds the folder to rows of logs with equal names."""
     folders: dict[str, set[str]] = {}
     for row in rows:
         folders.setdefault(row.first.recipe, set()).add(submission(row.first))
@@ -99,7 +99,7 @@ def _name_submissions(rows: list[Row]) -> list[Row]:
 
 
 def _end(folder: str, others: set[str]) -> str:
-    """Returns the end of a folder's path, without "resnet", as long as tells it from the others."""
+    """Returns the shortest end of a folder's path, without "resnet", that no other folder has."""
     ends = {place: [p for p in place.split("/") if p not in ("", "resnet")] for place in others}
     parts = ends.pop(folder)
     n = next((n for n in range(1, len(parts)) if parts[-n:] not in [e[-n:] for e in ends.values()]),
@@ -108,12 +108,12 @@ def _end(folder: str, others: set[str]) -> str:
 
 
 def submission(run: Run) -> str:
-    """Returns the folder of a log: one submission, and never merged with another one's runs."""
+    """Returns the folder of a log. It is one submission, whose runs are not merged with others."""
     return str(run.record.get("folder", "")) if run.kind == "log" else ""
 
 
 def _split(by_settings: dict[str, list[Run]]) -> list[Row]:
-    """Makes one row per setting; runs without a config join only if there is no choice."""
+    """Makes one row per setting. Runs without a config join a row only if there is just one."""
     bare = by_settings.pop("{}", [])
     if not by_settings:
         return [Row(_by_seed(bare))]
@@ -122,7 +122,7 @@ def _split(by_settings: dict[str, list[Run]]) -> list[Row]:
     flats = {text: json.loads(text) for text in by_settings}
     keys = sorted({key for flat in flats.values() for key in flat})
     differing = [k for k in keys if len({json.dumps(f.get(k)) for f in flats.values()}) > 1]
-    for keys in (differing[:3], differing):  # three fields, unless they leave two rows alike
+    for keys in (differing[:3], differing):  # three fields, unless two rows then have equal names
         variants = {
             text: ", ".join(f"{k.rsplit('.', 1)[-1]}={flat.get(k)}" for k in keys)
             for text, flat in flats.items()
@@ -138,5 +138,5 @@ def _by_seed(runs: list[Run]) -> tuple[Run, ...]:
 
 
 def finite(value: float) -> float | None:
-    """Returns None for infinities and NaN: JSON has neither."""
+    """Returns None for infinities and NaN, which JSON lacks."""
     return value if np.isfinite(value) else None

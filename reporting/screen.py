@@ -1,4 +1,4 @@
-"""The comparison table as plain text, at most 100 columns."""
+"""Renders the report for the console, in at most 100 columns."""
 
 import textwrap
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ def render(report: dict[str, Any]) -> str:
     parts.append(_section("Budget ladders", ladder_lines(report["ladders"])))
     batches = [test["sentence"] for test in report["batches"]]
     parts.append(_section("Does the advantage grow with the batch?", batches))
-    parts.append(_section("Published; and found here", published_lines(report["published"])))
+    parts.append(_section("Published results beside ours", published_lines(report["published"])))
     if report["proxy_note"]:
         parts.append(_wrap(report["proxy_note"]))
     parts.append(_section("Failed runs", failed_lines(report)))
@@ -55,7 +55,7 @@ def _marks(flags: Sequence[str], notes: list[str]) -> str:
 
 
 def _lines(row: dict[str, Any], marks: str) -> list[str]:
-    """Returns the row's lines: a long name stands above, the marks of its flags below."""
+    """Returns the lines of a row: a long name above, the marks of its flags below."""
     name, budget, n, reached, diverged = counts(row)
     above = [] if len(name) <= NAME else textwrap.wrap(name, WIDTH)
     seconds = row["seconds_to_target"]
@@ -75,7 +75,7 @@ def counts(row: dict[str, Any]) -> list[str]:
 
 
 def steps_cell(row: dict[str, Any]) -> str:
-    """Returns measure A as text; an unreached median lies beyond the last step that was run."""
+    """Returns measure A as text; a median that is not reached is beyond the last step."""
     steps, last = row["steps_to_target"], row["last_step"]
     unreached = f">{last:.0f}" if last else "?"
     if steps["median"] is None and row["n_reached"] * 2 >= row["n"]:
@@ -109,7 +109,7 @@ def _seconds(value: float | None) -> str:
 
 
 def verdict_lines(comparisons: Sequence[dict[str, Any]]) -> list[str]:
-    """Returns the sentences; what cannot be compared comes last, and once for both measures."""
+    """Returns the sentences. Pairs that cannot be compared come last, once for both measures."""
     told = [t["sentence"] for t in comparisons if not t["verdict"].startswith("not ")]
     refused: dict[str, None] = {}
     for test in comparisons:
@@ -122,7 +122,7 @@ def verdict_lines(comparisons: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def ladder_lines(ladders: Sequence[dict[str, Any]]) -> list[str]:
-    """Returns one line a ladder: the smallest budget that reaches the target, and interpolated."""
+    """Returns one line per ladder: the smallest and interpolated budget that reach the target."""
     lines = []
     for ladder in ladders:
         budgets, smallest = ladder["budgets"], ladder["smallest_budget"]
@@ -136,11 +136,11 @@ def ladder_lines(ladders: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def published_lines(entries: Sequence[dict[str, Any]]) -> list[str]:
-    """Returns a line for each published recipe, and for each published log that was read here."""
+    """Returns a line for each published recipe, and for each published log among the runs."""
     shown = [e for e in entries if "accuracies" not in e or e["here"] != "not run"]
-    lines = [f"{e['label']}: {e['published']}; here: {e['here']}" for e in shown]
+    lines = [f"{e['label']}: {e['published']}; ours: {e['here']}" for e in shown]
     if len(shown) < len(entries):
-        lines.append(f"{len(entries) - len(shown)} published MLPerf results: --html shows them")
+        lines.append(f"{len(entries) - len(shown)} published MLPerf results are shown by --html")
     return lines
 
 

@@ -30,7 +30,9 @@ def accuracy_statistics(row: Row) -> dict[str, Any]:
     finals = row.finals()
     if not len(finals):
         return {"median": None, "q25": None, "q75": None, "ci95": None, "n_measured": 0}
-    q25, q75 = np.quantile(np.maximum(finals, -1e9), [0.25, 0.75])  # linear, diverged far below
+    q25, q75 = np.quantile(
+        np.maximum(finals, -1e9), [0.25, 0.75]
+    )  # linear; diverged runs are far below
     interval = inference.median_interval(list(finals))
     return {
         "median": finite(float(np.median(finals))),
@@ -43,7 +45,7 @@ def accuracy_statistics(row: Row) -> dict[str, Any]:
 
 def seconds_statistics(row: Row) -> dict[str, Any]:
     """Returns the median and MLPerf's olympic mean of the seconds to the target."""
-    # A run that should have a time and has none would make the others look like all.
+    # If a run that reached the target has no time, statistics of the others would mislead.
     if any(run.reached and run.seconds_to_target is None for run in row.runs):
         return {"median": None, "olympic_mean": None}
     seconds = [np.inf if not r.reached else r.seconds_to_target or 0.0 for r in row.runs]
@@ -55,7 +57,7 @@ def seconds_statistics(row: Row) -> dict[str, Any]:
 
 
 def power(row: Row) -> dict[str, Any]:
-    """Returns the spread of log steps over seeds and the seeds a recipe needs to show x % fewer.
+    """Returns the spread of log steps over seeds, and the seeds needed to show x % fewer steps.
 
     The other recipe is taken to spread alike. A row without any spread spreads at least by the
     rounding of its evaluation grid (a uniform error of one cadence).
@@ -71,7 +73,7 @@ def power(row: Row) -> dict[str, Any]:
 
 
 def claim(row: Row) -> dict[str, Any]:
-    """Returns the seed's question: does the median over seeds reach the target at this budget?
+    """Returns whether the median over seeds reaches the target at this budget.
 
     None where that depends on runs without measure B.
     """
@@ -114,7 +116,7 @@ def summary(row: Row) -> dict[str, Any]:
 
 
 def log_statistics(row: Row) -> dict[str, Any]:
-    """Returns what only MLPerf logs have: who, epochs as logged, the five-run rules."""
+    """Returns values that only MLPerf logs have: submitter, logged epochs, the five-run rules."""
     record = row.first.record
     epochs = [run.record["epochs_to_target"] for run in row.runs if run.reached]
     known = [epoch for epoch in epochs if epoch is not None]
@@ -130,7 +132,7 @@ def log_statistics(row: Row) -> dict[str, Any]:
 
 
 def row_flags(row: Row) -> list[str]:
-    """Returns every flag of the runs, with the number of runs where not all carry it."""
+    """Returns every flag of the runs, with the number of runs if not all have it."""
     counts: dict[str, int] = {}
     for run in row.runs:
         for flag in run.flags:

@@ -1,4 +1,4 @@
-"""A comparison in plain words. The words are pinned by tests: people quote them."""
+"""Describes a comparison in a sentence. Tests fix the wording, because people quote it."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ def seeds(test: dict[str, Any]) -> str:
 
 
 def _medians_disagree(test: dict[str, Any]) -> bool:
-    """Whether the medians are equal, or the one that the ranks call better is the worse."""
+    """Returns whether the medians are equal, or their order contradicts that of the ranks."""
     if test["measure"] == "B":
         difference = test["difference"]
         if difference is None:
@@ -41,7 +41,7 @@ def _medians_disagree(test: dict[str, Any]) -> bool:
 
 
 def sentence(test: dict[str, Any]) -> str:
-    """Returns one line: who, what, by how much, on which evidence; the better one comes first."""
+    """Returns one line: recipes, effect size and evidence. The better recipe comes first."""
     a, b, said = test["a"], test["b"], test["verdict"]
     where = {"A": "steps to the target", "B": "accuracy at the budget", "ladder": "budget ladder"}
     if said.startswith("not comparable: other batch"):
@@ -60,13 +60,13 @@ def sentence(test: dict[str, Any]) -> str:
 
 
 def p_value(adjusted: float, p: float, smallest: float) -> str:
-    """Returns a corrected p; where no p could be smaller, that is said: it tells no size."""
+    """Returns the corrected p-value, and says so if no smaller one is possible."""
     least = ", the least that so few seeds can give" if p <= smallest * (1 + 1e-9) else ""
     return f"{adjusted:.2g}{least}"
 
 
 def mirrored(test: dict[str, Any]) -> dict[str, Any]:
-    """Returns the sizes of the same comparison seen from b."""
+    """Returns the effect sizes of the comparison with a and b exchanged."""
 
     def inverse(x: float | None) -> float | None:
         return None if not x else 1 / x
@@ -98,7 +98,7 @@ def _size(test: dict[str, Any]) -> str:
 
 
 def _ends(interval: list[float | None] | None, form: str, factor: float) -> str:
-    """Returns the interval as text; an open end is one that the runs do not bound."""
+    """Returns the interval as text. An open end is not bounded by the runs."""
     if interval is None:
         return ""
     ends = ["open" if x is None else format(factor * x, form) for x in interval]
@@ -110,7 +110,7 @@ def row_name(row: dict[str, Any]) -> str:
 
 
 def claim_sentence(row: dict[str, Any]) -> str | None:
-    """Returns whether the median over seeds reaches the target at this budget; None if unmeasured.
+    """Returns whether the median over seeds reaches the target; None if unmeasured.
 
     At the target counts as reached: MLPerf's checker says "at least".
     """

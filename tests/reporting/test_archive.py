@@ -254,16 +254,16 @@ def test_the_page_adds_up_what_its_runs_cost(tmp_path):
     for seed, cpu in enumerate((3600.0, 1800.0, None)):
         seconds = {"train": 5.0} | ({} if cpu is None else {"cpu": cpu})
         write_run(tmp_path, "lars:digits", seed, record={"seconds": seconds})
-    sentence = "3 runs, 1.5 CPU-hours together in the 2 of them that noted it, tuning not counted."
+    sentence = "3 runs took 1.5 CPU-hours (2 of them recorded it), without tuning."
     assert sentence in page(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("seeds", "n_trials", "words"),
     [
-        ("1000", 1, "the same number for every optimizer, on seeds not used above, judged by"),
-        ("0", 1, "the same number for every optimizer, on SEEDS THAT ARE ALSO ABOVE, judged"),
-        ("1000", 2, "NOT the same number for every optimizer, on seeds not used above, judged by"),
+        ("1000", 1, "the same number for every optimizer, with seeds not used above and"),
+        ("0", 1, "the same number for every optimizer, with SEEDS THAT ARE ALSO USED ABOVE"),
+        ("1000", 2, "NOT the same number for every optimizer, with seeds not used above and"),
     ],
 )
 def test_the_page_describes_the_tuning_in_its_file(seeds, n_trials, words, tmp_path):
@@ -432,7 +432,7 @@ def test_recipes_that_were_not_tuned_are_named(tmp_path):
     trial = {"values": {"optimizer.momentum": 0.5}, "final_accuracy": {"7": 0.5}, "median": 0.5}
     table = {"lars:digits": {"chosen": 0, "trials": [trial]}}
     (tmp_path / "trials.json").write_text(json.dumps(table))
-    assert "NOT the same number for every optimizer; none for sm3:digits, on" in page(tmp_path)
+    assert "NOT the same number for every optimizer; none for sm3:digits, with" in page(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def test_the_command_prints_and_writes_the_table(tmp_path, capsys):
     assert (first, second) == (f"written: {json_path}", f"written: {html_path}")
     assert "shampoo:digits needs fewer steps than lars:digits" in " ".join(printed.split())
     assert "Not shown: anything about ImageNet" in " ".join(printed.split())
-    assert "here: not run" in printed
+    assert "ours: not run" in printed
     written = json.loads(json_path.read_text())
     lars, shampoo = written["rows"]
     assert (lars["recipe"], shampoo["recipe"]) == ("lars:digits", "shampoo:digits")
