@@ -70,13 +70,20 @@ def _medians(accuracies: np.ndarray) -> np.ndarray:
 def summarise(rows: Sequence[Row]) -> dict[str, Any]:
     """Returns the ladder of one recipe: budgets, medians, smallest and interpolated budget.
 
-    A run without measure B counts as worse than all others.
+    A run without measure B counts as worse than all others. `ci95` is the bootstrap interval of the
+    interpolated budget, an open end None; it is None with fewer than 3 seeds at every budget.
     """
     rows = sorted(rows, key=lambda row: row.first.total_steps or 0)
     budgets = np.array([row.first.total_steps for row in rows], dtype=float)
     target = rows[0].first.target_accuracy
     medians = np.array([row.median_bounds()[0] for row in rows])
     smallest = [b for b, m in zip(budgets, medians, strict=True) if reaches(m, target)]
+    _, accuracies = _accuracies(rows)
+    interval = None
+    if _ran_all(accuracies).sum() >= 3:
+        draws = accuracies[_draws(accuracies, len(accuracies))]
+        steps = steps_needed(budgets, _medians(draws), target)
+        interval = [finite(end) for end in inference.percentile_interval(steps)]
     return {
         "recipe": rows[0].name,
         "dataset": rows[0].first.dataset,
@@ -87,6 +94,7 @@ def summarise(rows: Sequence[Row]) -> dict[str, Any]:
         "medians": [finite(float(m)) for m in medians],
         "smallest_budget": int(smallest[0]) if smallest else None,
         "interpolated": finite(float(steps_needed(budgets, medians, target))),
+        "ci95": interval,
         "at_the_smallest": bool(smallest and smallest[0] == budgets[0]),
     }
 

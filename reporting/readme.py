@@ -72,18 +72,24 @@ def predicted_times() -> dict[str, str]:
 
 
 def studies() -> str:
-    """Returns the steps that each optimizer needs in each study, and the effect of the batch."""
+    """Returns the steps that each optimizer needs in each study, and the effect of the batch.
+
+    Brackets contain bootstrap 95 % intervals, and n is the number of seeds at each budget.
+    """
     committed = reports()
     ladders = {name: longest for name, r in committed.items() if (longest := _longest_ladders(r))}
     optimizers = list(dict.fromkeys(_optimizer(x) for some in ladders.values() for x in some))
     rows = []
     for name, some in ladders.items():
         steps = {_optimizer(ladder): _steps(ladder) for ladder in some}
-        target = f"{100 * some[0]['target_accuracy']:g} % on {some[0]['dataset']}"
+        n = sorted({n for ladder in some for n in ladder["n"]})
+        seeds = f"{n[0]}" if len(n) == 1 else f"{n[0]} to {n[-1]}"
+        dataset = some[0]["dataset"]
+        target = f"{100 * some[0]['target_accuracy']:g} % on {dataset}, n = {seeds}"
         rows.append(
             [f"[{target}](results/{name}/README.md)", *(steps.get(o, "-") for o in optimizers)]
         )
-    lines = output.table(("steps to a median of", *optimizers), rows)
+    lines = output.table(("steps to a median of [95 %]", *optimizers), rows)
     if ladders:
         counts = [
             f"{_n_shown(committed[name], some)} pairs on {some[0]['dataset']}"
@@ -145,7 +151,12 @@ def _steps(ladder: Mapping[str, Any]) -> str:
         return f"over {ladder['budgets'][-1]}"
     if ladder["at_the_smallest"]:
         return f"{ladder['budgets'][0]} or fewer"
-    return f"{ladder['interpolated']:.1f}"
+    if ladder["ci95"] is None:
+        return f"{ladder['interpolated']:.1f}"
+    ends = [
+        f"over {ladder['budgets'][-1]}" if end is None else f"{end:.1f}" for end in ladder["ci95"]
+    ]
+    return f"{ladder['interpolated']:.1f} [{', '.join(ends)}]"
 
 
 def recipes() -> list[ConfigDict]:

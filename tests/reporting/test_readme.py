@@ -36,9 +36,10 @@ def test_steps_needed_by_study(results, tmp_path):
     ladder(tmp_path / "single", "sm3:digits", {50: 0.99})
     make(results / "one_budget", tmp_path / "single")
     assert readme.studies().splitlines() == [
-        "| steps to a median of | `lars` | `nesterov` | `shampoo` |",
+        "| steps to a median of [95 %] | `lars` | `nesterov` | `shampoo` |",
         "|---|---|---|---|",
-        "| [93 % on digits](results/study/README.md) | 55.0 | over 60 | 50 or fewer |",
+        "| [93 % on digits, n = 3](results/study/README.md) | 55.0 [55.0, 55.0] "
+        "| over 60 | 50 or fewer |",
         "",
         "A difference is shown for 0 of 3 pairs on digits. The linked pages list them.",
     ]
@@ -61,7 +62,9 @@ def test_the_longest_ladder_is_shown_and_batch_verdicts_are_counted(results, tmp
     _, _, row, _, shown, blank, *answer = readme.studies().splitlines()
     # LARS shares only one of its four budgets with Shampoo, so no ladders are compared.
     assert shown.startswith("A difference is shown for ")
-    assert row == "| [93 % on digits](results/study/README.md) | 67.3 |"  # 50, 60 and 70 steps
+    assert (
+        row == "| [93 % on digits, n = 3 to 8](results/study/README.md) | 67.3 [67.1, 67.3] |"
+    )  # 50, 60 and 70 steps
     assert not blank
     assert answer == [
         "Change of Shampoo's advantage in final accuracy from batch 640 to 1,280, at each number "
@@ -81,13 +84,14 @@ def test_one_batch_size_is_shown_if_several_have_equally_long_ladders(results, t
                    record={"global_batch_size": batch})  # fmt: skip
     make(results / "study", tmp_path / "runs")
     *_, row, _, _ = readme.studies().splitlines()
-    assert row == "| [93 % on digits](results/study/README.md) | 55.0 | 55.0 |"
+    cells = "55.0 [55.0, 55.0] | 55.0 [55.0, 55.0]"
+    assert row == f"| [93 % on digits, n = 3](results/study/README.md) | {cells} |"
 
 
 def test_differences_are_counted_among_the_ladders_that_are_shown(monkeypatch):
     ladders = [
         {"recipe": f"{name}:x", "dataset": "x", "global_batch_size": 64, "target_accuracy": 0.9,
-         "budgets": [5, 6], "smallest_budget": 5, "at_the_smallest": True}
+         "budgets": [5, 6], "n": [3, 3], "smallest_budget": 5, "at_the_smallest": True}
         for name in ("a", "b", "c")
     ]  # fmt: skip
     verdicts = ["fewer steps", "more steps", "no difference shown with n = 5"]
