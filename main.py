@@ -10,8 +10,7 @@ On several hosts, run the same command on each of them, with a workdir that all 
 
 Exit status: 0 done, 2 user error, 3 diverged, 75 preempted (run it again), 130 interrupted.
 Any other status is a crash, such as a full disk, a bug or a host that died (70 on several hosts).
-The same command
-continues from the last checkpoint.
+The same command continues from the last checkpoint.
 """
 
 import sys
