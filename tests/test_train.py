@@ -218,9 +218,9 @@ def test_seeds_and_trials_of_a_recipe_share_one_compiled_step(config, tmp_path, 
 def test_a_trial_is_the_very_run_that_it_is_alone(config, tmp_path):
     """Whatever ran before it in the process; and its numbers are its own."""
     numbers = ["--config.optimizer.momentum=0.5", "--config.schedule.peak_learning_rate=0.05"]
-    train._build.cache_clear()
+    train._programs.clear()
     train.train_and_evaluate(config(*numbers), str(tmp_path / "alone"))
-    train._build.cache_clear()
+    train._programs.clear()
     train.train_and_evaluate(config(), str(tmp_path / "first"))
     train.train_and_evaluate(config(*numbers), str(tmp_path / "after"))
     alone, first, after = (
