@@ -29,6 +29,7 @@ from run import distributed, files
 from sweeps import (
     budgets,
     hosts,
+    manifest,
     pool,
     preparation,
     process,
@@ -146,10 +147,10 @@ def locked(out: epath.Path) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         try:
             out.mkdir(parents=True, exist_ok=True)
-            lock = files.locked(out / status.LOCK, f"out={out}: is used by another sweep")
+            lock = files.locked(out / files.LOCK, f"out={out}: is used by another sweep")
             stack.enter_context(lock)
             if "://" not in str(out):
-                (out / "manifest.jsonl").open("a").close()
+                (out / manifest.NAME).open("a").close()
         except OSError as e:
             raise UserError(f"out={out}: cannot be written ({e})") from e
         yield
@@ -247,9 +248,8 @@ def on_several_hosts(options: argparse.Namespace, overrides: Sequence[str]) -> i
         with distributed.raise_on_all():
             if distributed.is_first():
                 stack.enter_context(locked(options.out))
-                manifest = Manifest(options.out)
-                queue = Queue(asked, manifest, options.attempts)
-                hosts.count_crashes(queue, manifest)
+                queue = Queue(asked, Manifest(options.out), options.attempts)
+                hosts.count_crashes(queue)
         try:
             has_failures = hosts.run_all(asked, queue)
         except KeyboardInterrupt:

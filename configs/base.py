@@ -138,11 +138,11 @@ def smoke() -> ConfigDict:
     return config
 
 
-def flatten(config: ConfigDict, prefix: str = "") -> dict[str, Any]:
-    """Returns the values of a config by dotted name, such as "schedule.warmup_steps"."""
+def flatten(config: ConfigDict | Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Returns the values of a config, or of its JSON, by dotted name: "schedule.warmup_steps"."""
     values: dict[str, Any] = {}
     for name, value in config.items():
-        if isinstance(value, ConfigDict):
+        if isinstance(value, ConfigDict | Mapping):
             values |= flatten(value, f"{prefix}{name}.")
         else:
             values[prefix + name] = value

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from configs import base
 from configs.fields import SAME_ROW
 
 
@@ -86,14 +87,6 @@ class Run:
         return float(self.total_steps), math.inf
 
 
-def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns {"schedule.peak_learning_rate": 1.0, ...} without the fields of `SAME_ROW`."""
-    flat: dict[str, Any] = {}
-    for key, value in config.items():
-        if prefix + key in SAME_ROW:
-            continue
-        if isinstance(value, Mapping):
-            flat |= flatten(value, f"{prefix}{key}.")
-        else:
-            flat[prefix + key] = value
-    return flat
+    return {name: value for name, value in base.flatten(config).items() if name not in SAME_ROW}

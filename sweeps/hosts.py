@@ -14,19 +14,19 @@ from collections.abc import Sequence
 
 from run import distributed
 from sweeps import worker
-from sweeps.manifest import Manifest
 from sweeps.queue import STOPPED, Queue
 from sweeps.runs import Run
 
 
-def count_crashes(queue: Queue, manifest: Manifest) -> None:
+def count_crashes(queue: Queue) -> None:
     """Sets the tries of each waiting run from the manifest, and ends those that have failed.
 
     The last entry of a run whose process died is `started`, or `crashed: ...`. After the last
     attempt run.json has the status `aborted`, and counting starts again.
     """
+    entries = queue.manifest.entries()
     for run in list(queue.waiting):
-        entry = manifest.entry(run)
+        entry = entries.get(run.folder)
         crashed = entry is not None and entry.status.startswith(("started", "crashed"))
         if entry is None or not crashed or run.status() == "aborted":
             continue

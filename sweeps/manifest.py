@@ -38,15 +38,15 @@ class Manifest:
 
     def note_waiting(self, runs: Iterable[Run]) -> None:
         """Writes a line for each run that has none, so that readers know what is planned."""
-        entries = read(self.path)
+        entries = self.entries()
         for run in runs:
-            if self._folder(run) not in entries:
+            if run.folder not in entries:
                 self.write(run, "waiting", attempt=0)
 
     def write(self, run: Run, status: str, attempt: int) -> None:
         """Appends a line."""
         line = {
-            "folder": self._folder(run),
+            "folder": str(run.folder.relative_to(self.path.parent)),
             "recipe": run.recipe,
             "seed": run.seed,
             "status": status,
@@ -61,12 +61,9 @@ class Manifest:
             with self.path.open("a") as f:
                 f.write(text)
 
-    def entry(self, run: Run) -> Entry | None:
-        """Returns the last line of a run, or None."""
-        return read(self.path).get(self._folder(run))
-
-    def _folder(self, run: Run) -> str:
-        return str(run.folder.relative_to(self.path.parent))
+    def entries(self) -> dict[epath.Path, Entry]:
+        """Returns {folder of a run: its last line}."""
+        return {self.path.parent / folder: entry for folder, entry in read(self.path).items()}
 
 
 def read(path: epath.Path) -> dict[str, Entry]:

@@ -17,9 +17,8 @@ from etils import epath
 from errors import UserError
 from run import files
 from sweeps import manifest
+from sweeps.queue import FAILED
 
-LOCK = ".lock"
-FAILED = ("crashed", "failed")
 ENDED = ("done", "diverged")
 STATUSES = (*ENDED, "failed", "aborted", "running", "stopped", "waiting")
 
@@ -83,7 +82,7 @@ def lines(out: epath.Path) -> Iterator[str]:
     entries = manifest.read(out / manifest.NAME)
     if not entries:
         raise UserError(f"status={out}: contains no manifest.jsonl; give the --out of a sweep")
-    is_active = files.is_locked(out / LOCK)
+    is_active = files.is_locked(out / files.LOCK)
     groups: dict[str, dict[str, Progress]] = {}
     for folder, entry in sorted(entries.items()):
         group = re.sub(r"trial_\d+", "trials", str(pathlib.PurePath(folder).parent))

@@ -45,9 +45,8 @@ def sweep_of(tmp_path, monkeypatch):
 
         monkeypatch.setattr(worker, "train", train)
         asked = runs.plan_runs("lars:smoke", range(3), epath.Path(out))
-        manifest = Manifest(epath.Path(out))
-        queue = Queue(asked, manifest, attempts)
-        hosts.count_crashes(queue, manifest)
+        queue = Queue(asked, Manifest(epath.Path(out)), attempts)
+        hosts.count_crashes(queue)
         try:
             return hosts.run_all(asked, queue)
         finally:
